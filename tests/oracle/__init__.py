@@ -1,0 +1,1 @@
+"""A second, independent statement of every byte that HAWK moves: slow, scalar, sharing no code with it."""
