@@ -1,0 +1,139 @@
+"""The decode side's link to one prefill rank: who it is, whether it may be used, and whether it still lives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+
+from ..errors import Mismatch
+from ..plan.pairing import DecodeFacts, Pairing, pair
+from .lease import Clock, Resend
+from .messages import PROTOCOL_VERSION, Hello, Refused, Stale, Welcome
+
+__all__ = ["LinkLimits", "LinkState", "PeerLink"]
+
+
+class LinkState(Enum):
+    IDLE = "idle"
+    CONNECTING = "connecting"
+    PAIRED = "paired"
+    REFUSED = "refused"
+    DOWN = "down"
+
+
+@dataclass(frozen=True, slots=True)
+class LinkLimits:
+    """Times in seconds.  ``hello_every_s``: how often a paired link shows and asks for a sign of life."""
+
+    hello_deadline_s: float
+    resend_s: float
+    renew_s: float
+    hello_every_s: float = 15.0
+
+
+class PeerLink:
+    """One prefill rank's side channel at ``address``.
+
+    IDLE -> CONNECTING -> PAIRED, REFUSED or DOWN; ``refresh`` goes back to CONNECTING from any of them.  While a
+    paired link is refreshed its old pairing stays readable, so that a sign of life costs no transfer anything.
+    """
+
+    def __init__(self, address: str, epoch: str, facts: DecodeFacts, limits: LinkLimits, clock: Clock) -> None:
+        self.address = address
+        self.state = LinkState.IDLE
+        self.welcome: Welcome | None = None
+        self.pairing: Pairing | None = None
+        self.mismatches: tuple[Mismatch, ...] = ()
+        self.heard_at = clock()
+        self.settled_at: float | None = None
+        self._epoch = epoch
+        self._facts = facts
+        self._limits = limits
+        self._clock = clock
+        self._resend: Resend | None = None
+
+    @property
+    def remote_epoch(self) -> str | None:
+        return self.welcome.epoch if self.welcome is not None else None
+
+    @property
+    def detail(self) -> str:
+        """The link in words, for status pages and failures."""
+        if self.state is LinkState.REFUSED:
+            return "; ".join(str(m) for m in self.mismatches)
+        if self.state is LinkState.DOWN:
+            return f"no answer within {self._limits.hello_deadline_s:g} s"
+        if self.welcome is not None and self.pairing is not None:
+            facts = self.welcome.facts
+            heads = ", ".join(
+                f"chip {share.chip}: heads {', '.join(f'{r}->{c}' for r, c in share.heads)}"
+                for share in self.pairing.shares
+            )
+            return f"rank {facts.rank} of {facts.ranks}, {facts.shape.dtype}, block size {facts.block_size}; {heads}"
+        return ""
+
+    def settled_since(self, since: float) -> bool:
+        """Whether a verdict (paired, refused or down) was reached at ``since`` or later."""
+        return self._resend is None and self.settled_at is not None and self.settled_at >= since
+
+    def refresh(self) -> Hello | None:
+        """Asks (again) for the pairing; the Hello to send, or None where one is already out."""
+        if self._resend is not None:
+            return None
+        now = self._clock()
+        self._resend = Resend.start(now, self._limits.resend_s, now + self._limits.hello_deadline_s)
+        if self.state is not LinkState.PAIRED:
+            self.state = LinkState.CONNECTING
+        return self._hello()
+
+    def receive(self, message: Welcome | Refused | Stale) -> Hello | None:
+        """The peer's answer; for Stale the Hello that follows."""
+        self.heard_at = self._clock()
+        if message.to != self._epoch:
+            return None
+        if isinstance(message, Stale):
+            return self.refresh()
+        if isinstance(message, Refused):
+            self._settle(LinkState.REFUSED, message.mismatches)
+            return None
+        found = self._own_verdict(message)
+        if isinstance(found, Pairing):
+            self.welcome, self.pairing = message, found
+            self._settle(LinkState.PAIRED, ())
+        else:
+            self._settle(LinkState.REFUSED, tuple(found))
+        return None
+
+    def tick(self) -> Hello | None:
+        """Lets time pass; the Hello to send again, if any."""
+        now = self._clock()
+        if self._resend is None:
+            stale = self.state is LinkState.PAIRED and self.settled_at is not None
+            return self.refresh() if stale and now >= self.settled_at_or(now) + self._limits.hello_every_s else None
+        if self._resend.given_up(now):
+            self._settle(LinkState.DOWN, ())
+            return None
+        return self._hello() if self._resend.due(now) else None
+
+    def settled_at_or(self, default: float) -> float:
+        return default if self.settled_at is None else self.settled_at
+
+    def _own_verdict(self, welcome: Welcome) -> Pairing | Iterable[Mismatch]:
+        if welcome.version != PROTOCOL_VERSION:
+            fix = "install the same release of hawk-connector on both sides"
+            return [Mismatch("protocol version", str(welcome.version), str(PROTOCOL_VERSION), fix)]
+        if welcome.lease_s <= self._limits.renew_s:
+            fix = "raise lease_s on the prefill side or lower renew_s on the decode side"
+            renew = f"renew_s {self._limits.renew_s:g}"
+            return [Mismatch("lease_s", f"{welcome.lease_s:g}", renew, fix)]
+        return pair(welcome.facts, self._facts)
+
+    def _settle(self, state: LinkState, mismatches: tuple[Mismatch, ...]) -> None:
+        self.state = state
+        self.mismatches = mismatches
+        self.settled_at = self._clock()
+        self._resend = None
+
+    def _hello(self) -> Hello:
+        return Hello(epoch=self._epoch, version=PROTOCOL_VERSION, facts=self._facts)

@@ -1,0 +1,88 @@
+"""One load as the decode worker sees it: the ranks that feed it and their parcels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from .lease import Resend
+from .ticket import RankAddress, Ticket
+
+__all__ = ["Fetch", "FetchState", "Load", "RankFetches"]
+
+
+class FetchState(Enum):
+    AWAITED = auto()  # not offered yet
+    OFFERED = auto()  # can be read
+    READING = auto()
+    READ = auto()  # read; Done is out
+    ACCEPTED = auto()
+    SKIPPED = auto()  # decode has these blocks
+
+    @property
+    def ended(self) -> bool:
+        return self in (FetchState.ACCEPTED, FetchState.SKIPPED)
+
+
+@dataclass(slots=True)
+class Fetch:
+    """One parcel of one rank: blocks ``first_block`` .. ``first_block + blocks`` of the transfer."""
+
+    index: int
+    first_block: int
+    blocks: int
+    state: FetchState = FetchState.AWAITED
+    generation: int = 0
+    address: int = 0
+    read_failed: bool = False
+    done: Resend | None = None
+
+
+@dataclass(slots=True)
+class RankFetches:
+    """What one prefill rank sends of a load.  ``fetches`` is None until the rank has said how it cuts."""
+
+    rank: RankAddress
+    pull: Resend | None = None
+    fetches: list[Fetch] | None = None
+    needless: bool = False
+
+    @property
+    def complete(self) -> bool:
+        return self.needless or (self.fetches is not None and all(f.state.ended for f in self.fetches))
+
+    @property
+    def wants_offers(self) -> bool:
+        return self.fetches is None or any(f.state is FetchState.AWAITED for f in self.fetches)
+
+    @property
+    def reading(self) -> bool:
+        return any(f.state is FetchState.READING for f in self.fetches or ())
+
+    @property
+    def read_failed(self) -> bool:
+        return any(f.read_failed for f in self.fetches or ())
+
+
+@dataclass(slots=True)
+class Load:
+    """A request's KV on its way into decode's blocks.
+
+    ``block_ids``: decode's blocks for transfer blocks ``first_block`` and up.  ``failure``: why it can no longer
+    succeed; while reads of it run or a fence is awaited its blocks are in quarantine.
+    """
+
+    request: str
+    ticket: Ticket
+    first_block: int
+    block_ids: tuple[int, ...]
+    begun_at: float
+    deadline: float
+    renew_at: float
+    ranks: list[RankFetches] = field(default_factory=list)
+    failure: str | None = None
+    aborted: bool = False
+
+    @property
+    def complete(self) -> bool:
+        return all(rank.complete for rank in self.ranks)

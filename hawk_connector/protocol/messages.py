@@ -1,0 +1,211 @@
+"""What the two sides say to each other: typed, bounded, never pickled.
+
+Every message is a msgpack map with its type's name under ``type``.  ``epoch`` is the sender's, ``to`` the epoch that
+the sender believes the receiver to have: a message for another life of the receiver changes nothing but is answered
+with Stale.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+import msgspec
+
+from ..errors import Mismatch, ProtocolError
+from ..metrics import TransferReport
+from ..plan.pairing import DecodeFacts, PrefillFacts
+
+__all__ = [
+    "MAX_MESSAGE_BYTES",
+    "PROTOCOL_VERSION",
+    "Abort",
+    "Accepted",
+    "Claimed",
+    "DecodeMessage",
+    "Done",
+    "Gone",
+    "GoneReason",
+    "Hello",
+    "PairingStatus",
+    "PrefillMessage",
+    "Pull",
+    "Ready",
+    "Refused",
+    "Renew",
+    "Renewed",
+    "Stale",
+    "Status",
+    "StatusQuery",
+    "Welcome",
+    "decode_message",
+    "encode",
+]
+
+PROTOCOL_VERSION = 1
+MAX_MESSAGE_BYTES = 1 << 20
+
+Id = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
+Digest = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 24)]
+Bytes64 = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+Text = Annotated[str, msgspec.Meta(max_length=1024)]
+Seconds = Annotated[float, msgspec.Meta(gt=0, le=86400)]
+
+GoneReason = Literal["unknown", "claimed", "digest", "expired", "aborted", "layout", "failed", "released"]
+
+
+class _Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type"):
+    epoch: Id
+
+
+class _ToPeer(_Message, frozen=True):
+    to: Id
+
+
+class _OfClaim(_ToPeer, frozen=True):
+    transfer: Id
+    claim: Id
+
+
+# --- decode side to prefill side
+
+
+class Hello(_Message, frozen=True, tag="hello"):
+    """Asks for a pairing; repeated as a sign of life."""
+
+    version: Count
+    facts: DecodeFacts
+
+
+class Pull(_OfClaim, frozen=True, tag="pull"):
+    """Claims a transfer (or repeats the claim).
+
+    With ``deliver`` the sender also asks for the parcels, blocks below ``first_block`` left out; without, it only
+    makes sure of the claim (the decode scheduler, before it admits the request).
+    """
+
+    digest: Digest
+    tokens: Count
+    deliver: bool
+    first_block: Count = 0
+
+
+class Renew(_OfClaim, frozen=True, tag="renew"):
+    """Keeps the lease of a claimed transfer alive."""
+
+
+class Done(_OfClaim, frozen=True, tag="done"):
+    """The parcel's bytes have been read; they count only once Accepted comes back."""
+
+    parcel: Count
+    generation: Count
+
+
+class Abort(_OfClaim, frozen=True, tag="abort"):
+    """The claimant wants no more of the transfer and none of its reads is running."""
+
+    digest: Digest
+
+
+class StatusQuery(_Message, frozen=True, tag="status?"):
+    """Asks either side how it is."""
+
+
+# --- prefill side to decode side
+
+
+class Welcome(_ToPeer, frozen=True, tag="welcome"):
+    """The pairing is accepted.  ``engine``: transfer-engine session of this rank."""
+
+    version: Count
+    facts: PrefillFacts
+    engine: Text
+    lease_s: Seconds
+
+
+class Refused(_ToPeer, frozen=True, tag="refused"):
+    """The pairing is refused, with every differing field."""
+
+    mismatches: Annotated[tuple[Mismatch, ...], msgspec.Meta(max_length=32)]
+
+
+class Stale(_ToPeer, frozen=True, tag="stale"):
+    """The message was for another epoch, or its sender is not paired: say Hello again."""
+
+
+class Claimed(_OfClaim, frozen=True, tag="claimed"):
+    """The claim holds.  The transfer's ``blocks`` are cut into parcels of ``parcel_blocks``, the last one shorter."""
+
+    blocks: Count
+    parcel_blocks: Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
+
+
+class Ready(_OfClaim, frozen=True, tag="ready"):
+    """A parcel can be read: ``nbytes`` at ``address`` of the prefill rank's engine session."""
+
+    parcel: Count
+    generation: Count
+    address: Bytes64
+    nbytes: Bytes64
+
+
+class Renewed(_OfClaim, frozen=True, tag="renewed"):
+    """The lease was extended."""
+
+
+class Accepted(_OfClaim, frozen=True, tag="accepted"):
+    """The parcel was still on offer when Done came: its bytes are good."""
+
+    parcel: Count
+    generation: Count
+
+
+class Gone(_OfClaim, frozen=True, tag="gone"):
+    """Nothing more comes of this claim, and bytes read but not accepted must not be used."""
+
+    reason: GoneReason
+
+
+class PairingStatus(msgspec.Struct, frozen=True):
+    """One peer as seen from here: ``state`` is paired, refused, connecting or down."""
+
+    peer: Text
+    state: Text
+    detail: Text
+
+
+class Status(_Message, frozen=True, tag="status"):
+    """How a side is.  ``held``: everything it holds by name; all zero when idle."""
+
+    role: Text
+    held: dict[Text, int]
+    pairings: tuple[PairingStatus, ...]
+    reports: tuple[TransferReport, ...]
+
+
+DecodeMessage = Hello | Pull | Renew | Done | Abort | StatusQuery
+PrefillMessage = Welcome | Refused | Stale | Claimed | Ready | Renewed | Accepted | Gone | Status
+Message = DecodeMessage | PrefillMessage
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
+
+
+def encode(message: Message) -> bytes:
+    """The message as bytes."""
+    return _encoder.encode(message)
+
+
+def decode_message(data: bytes, allowed: Sequence[type] | None = None) -> Message:
+    """The message in ``data``; ProtocolError where it is too large, malformed, or none of ``allowed``."""
+    if len(data) > MAX_MESSAGE_BYTES:
+        raise ProtocolError(f"expected a message of at most {MAX_MESSAGE_BYTES} bytes, got {len(data)}: dropped")
+    try:
+        message = _decoder.decode(data)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise ProtocolError(f"expected a HAWK protocol {PROTOCOL_VERSION} message, got {error}: dropped") from error
+    if allowed is not None and type(message) not in allowed:
+        names = ", ".join(t.__name__ for t in allowed)
+        raise ProtocolError(f"expected one of {names}, got {type(message).__name__}: dropped")
+    return message

@@ -1,0 +1,581 @@
+"""The prefill side's state machine: transfers, parcels, claims and leases.  No I/O, no threads, no wall clock.
+
+Inputs are method calls: what vLLM did (``begin``, ``computed``, ``preempted``, ``finished``, ``abandoned``), what the
+packer did (``packed``), what a peer said (``receive``) and the passing of time (``tick``).  Outputs are actions, taken
+with ``take_actions``: messages to send, parcels to pack, blocks to give back to vLLM.
+
+Theory of operation.  A parcel goes WAITING -> QUEUED -> PACKING -> OFFERED -> ACCEPTED (or SKIPPED).  vLLM's blocks are
+needed up to OFFERED, the send buffer's region from PACKING to ACCEPTED.  A transfer ends when all its parcels have
+ended, or by ``_end`` with a reason that every later question is answered with (Gone).  Reads are one-sided, so the only
+proof that a region was intact while it was read is that it is still on offer when Done comes: Accepted says so.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from dataclasses import dataclass
+
+from ..errors import Mismatch
+from ..plan.pairing import Pairing, PrefillFacts, pair
+from ..plan.parcel import ParcelPlan
+from .lease import Clock, Lease
+from .messages import (
+    PROTOCOL_VERSION,
+    Abort,
+    Accepted,
+    Claimed,
+    Done,
+    Gone,
+    GoneReason,
+    Hello,
+    Pull,
+    Ready,
+    Refused,
+    Renew,
+    Renewed,
+    Stale,
+    Welcome,
+)
+from .regions import RegionAllocator
+from .transfer import Claim, Parcel, ParcelState, Tombstone, Transfer
+
+__all__ = ["Action", "Ended", "Pack", "PrefillLimits", "PrefillProtocol", "ReleaseBlocks", "Send"]
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send ``message`` to the peer behind the side channel's ``identity``."""
+
+    identity: str
+    message: Welcome | Refused | Stale | Claimed | Ready | Renewed | Accepted | Gone
+
+
+@dataclass(frozen=True, slots=True)
+class Pack:
+    """Pack blocks ``first_block`` .. of a transfer into the send buffer at offset ``region``; answer with ``packed``.
+
+    Rows of ``tokens`` and later are zeros.
+    """
+
+    job: int
+    transfer: str
+    first_block: int
+    tokens: int
+    region: int
+    plan: ParcelPlan
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseBlocks:
+    """vLLM may have the blocks of the finished request back."""
+
+    transfer: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The transfer is over; ``reason`` is None where every parcel was accepted or skipped."""
+
+    transfer: str
+    reason: GoneReason | None
+    parcels: int
+
+
+Action = Send | Pack | ReleaseBlocks | Ended
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillLimits:
+    """Times in seconds; see the configuration reference for their meaning."""
+
+    parcel_tokens: int
+    lease_s: float
+    buffer_wait_s: float
+    verdict_keep_s: float
+    max_transfers: int
+    max_peers: int
+    peer_keep_s: float = 60.0
+
+
+@dataclass(slots=True)
+class _Peer:
+    pairing: Pairing
+    identity: str
+    seen_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    transfer: str
+    parcel: int
+    region: int
+
+
+class PrefillProtocol:
+    """One prefill rank.  ``buffer_address``: address of the send buffer as the engine ``session`` serves it."""
+
+    def __init__(
+        self,
+        facts: PrefillFacts,
+        limits: PrefillLimits,
+        epoch: str,
+        session: str,
+        buffer_address: int,
+        clock: Clock,
+    ) -> None:
+        self.facts = facts
+        self.limits = limits
+        self.epoch = epoch
+        self.session = session
+        self.buffer_address = buffer_address
+        self.regions = RegionAllocator(facts.send_buffer_bytes)
+        self._clock = clock
+        self._peers: OrderedDict[str, _Peer] = OrderedDict()
+        self._refused: OrderedDict[str, tuple[Mismatch, ...]] = OrderedDict()
+        self._transfers: dict[str, Transfer] = {}
+        self._tombstones: OrderedDict[str, Tombstone] = OrderedDict()
+        self._queue: deque[tuple[str, int]] = deque()
+        self._jobs: dict[int, _Job] = {}
+        self._next_job = 0
+        self._actions: list[Action] = []
+
+    # --- outputs
+
+    def take_actions(self) -> list[Action]:
+        """The actions since the last call, in order."""
+        actions, self._actions = self._actions, []
+        return actions
+
+    def held(self) -> dict[str, int]:
+        """Everything held, by name; all zero when idle."""
+        live = self._transfers.values()
+        return {
+            "transfers": len(self._transfers),
+            "leases": sum(1 for t in live if t.lease is not None and t.gone is None),
+            "regions": self.regions.held_regions,
+            "region_bytes": self.regions.held_bytes,
+            "requests_with_blocks": sum(1 for t in live if not t.blocks_released),
+            "parcels_queued": len(self._queue),
+            "packs": len(self._jobs),
+        }
+
+    def peers(self) -> dict[str, Pairing | tuple[Mismatch, ...]]:
+        """Pairings and refusals by the decode side's epoch."""
+        return {**{e: p.pairing for e, p in self._peers.items()}, **self._refused}
+
+    def next_deadline(self) -> float | None:
+        """When ``tick`` has something to do next, or None."""
+        times = [t for transfer in self._transfers.values() for t in self._deadlines(transfer)]
+        times += [tomb.keep_until for tomb in self._tombstones.values()]
+        return min(times, default=None)
+
+    # --- inputs from vLLM
+
+    def begin(self, transfer_id: str, digest: str, tokens: int) -> None:
+        """A request whose KV is wanted elsewhere is being computed.  Past ``max_transfers`` it is not offered."""
+        if transfer_id in self._transfers or len(self._transfers) >= self.limits.max_transfers:
+            return
+        self._transfers[transfer_id] = Transfer(transfer_id, digest, tokens, begun_at=self._clock())
+
+    def computed(self, transfer_id: str, tokens: int) -> None:
+        """The first ``tokens`` of the request are in vLLM's cache (a step has ended)."""
+        transfer = self._transfers.get(transfer_id)
+        if transfer is None or transfer.gone is not None:
+            return
+        transfer.computed = max(transfer.computed, min(tokens, transfer.tokens))
+        self._advance(transfer)
+
+    def preempted(self, transfer_id: str) -> None:
+        """vLLM takes the request's blocks back now: packs that are out are stale, packed parcels stay good."""
+        transfer = self._transfers.get(transfer_id)
+        if transfer is None:
+            return
+        transfer.generation += 1
+        transfer.computed = 0
+        for parcel in transfer.parcels:
+            if parcel.state.needs_blocks:
+                self._unqueue(transfer, parcel)
+
+    def finished(self, transfer_id: str) -> bool:
+        """The request has finished and its parameters go to the client.  False where nothing is held for it."""
+        transfer = self._transfers.get(transfer_id)
+        if transfer is None or transfer.blocks_released:
+            return False
+        now = self._clock()
+        transfer.finished_at = now
+        transfer.lease = transfer.lease or Lease(now + self.limits.lease_s)
+        transfer.wait_until = now + self.limits.buffer_wait_s
+        self._advance(transfer)
+        self._settle(transfer)
+        return True
+
+    def abandoned(self, transfer_id: str) -> bool:
+        """The request was aborted: nobody will ask for it.  False where nothing is held for it."""
+        transfer = self._transfers.get(transfer_id)
+        if transfer is None or transfer.blocks_released:
+            return False
+        transfer.abandoned = True
+        self._end(transfer, "aborted")
+        return True
+
+    # --- input from the packer
+
+    def packed(self, job: int, ok: bool) -> bool:
+        """A pack job has ended.  False where its result is discarded (stale, unwanted or failed)."""
+        done = self._jobs.pop(job, None)
+        if done is None:
+            return False
+        transfer = self._transfers.get(done.transfer)
+        parcel = next((p for p in transfer.parcels if p.job == job), None) if transfer else None
+        kept = False
+        if transfer is None or parcel is None or not ok:
+            self.regions.release(done.region)
+            if transfer is not None and parcel is not None:
+                parcel.job, parcel.region = None, None
+                self._end(transfer, "failed")
+        elif parcel.state is ParcelState.SKIPPED:
+            parcel.job, parcel.region = None, None
+            self.regions.release(done.region)
+        else:
+            kept = True
+            parcel.job = None
+            parcel.state = ParcelState.OFFERED
+            parcel.offered_at = self._clock()
+            if transfer.finished_at is not None:
+                transfer.wait_until = parcel.offered_at + self.limits.buffer_wait_s
+            self._offer(transfer, parcel)
+        if transfer is not None:
+            self._settle(transfer)
+        self._pump()
+        return kept
+
+    # --- inputs from peers
+
+    def receive(self, identity: str, message: Hello | Pull | Renew | Done | Abort) -> None:
+        """A decoded message from a decode side."""
+        if isinstance(message, Hello):
+            self._hello(identity, message)
+            return
+        peer = self._peers.get(message.epoch)
+        if message.to != self.epoch or peer is None:
+            self._send(identity, Stale(epoch=self.epoch, to=message.epoch))
+            return
+        peer.seen_at = self._clock()
+        transfer = self._transfers.get(message.transfer)
+        if transfer is not None:
+            self._expire(transfer)
+            transfer = self._transfers.get(message.transfer)
+        if transfer is None or transfer.gone is not None:
+            self._answer_ended(identity, message, transfer)
+            return
+        if isinstance(message, Pull):
+            self._pull(identity, message, transfer, peer)
+        elif isinstance(message, Abort) and transfer.claim is None and message.digest == transfer.digest:
+            self._end(transfer, "aborted")
+            self._gone(identity, message, "aborted")
+        elif transfer.claim != Claim(message.epoch, message.claim):
+            self._gone(identity, message, "claimed")
+        elif isinstance(message, Renew):
+            self._renew(transfer)
+            self._send(identity, Renewed(**_claim_fields(self.epoch, message)))
+        elif isinstance(message, Done):
+            self._done(identity, message, transfer)
+        else:
+            transfer.claimant = None  # it is told below, once
+            self._end(transfer, "aborted")
+            self._gone(identity, message, "aborted")
+
+    def tick(self) -> None:
+        """Lets time pass: leases and waits run out, verdicts and silent peers are forgotten."""
+        now = self._clock()
+        for transfer in list(self._transfers.values()):
+            self._expire(transfer)
+        while self._tombstones and next(iter(self._tombstones.values())).keep_until <= now:
+            self._tombstones.popitem(last=False)
+        for epoch in [e for e, p in self._peers.items() if p.seen_at + self.limits.peer_keep_s <= now]:
+            del self._peers[epoch]
+        self._pump()
+
+    # --- peers
+
+    def _hello(self, identity: str, hello: Hello) -> None:
+        if hello.version != PROTOCOL_VERSION:
+            fix = "install the same release of hawk-connector on both sides"
+            verdict: Pairing | tuple[Mismatch, ...] = (
+                Mismatch("protocol version", str(PROTOCOL_VERSION), str(hello.version), fix),
+            )
+        else:
+            verdict = pair(self.facts, hello.facts)
+        if isinstance(verdict, tuple):
+            self._refused[hello.epoch] = verdict
+            while len(self._refused) > self.limits.max_peers:
+                self._refused.popitem(last=False)
+            self._send(identity, Refused(epoch=self.epoch, to=hello.epoch, mismatches=verdict))
+            return
+        self._refused.pop(hello.epoch, None)
+        self._peers[hello.epoch] = _Peer(verdict, identity, self._clock())
+        self._peers.move_to_end(hello.epoch)
+        while len(self._peers) > self.limits.max_peers:
+            self._peers.popitem(last=False)
+        self._send(
+            identity,
+            Welcome(
+                epoch=self.epoch,
+                to=hello.epoch,
+                version=PROTOCOL_VERSION,
+                facts=self.facts,
+                engine=self.session,
+                lease_s=self.limits.lease_s,
+            ),
+        )
+        for transfer in list(self._transfers.values()):
+            self._advance(transfer)
+            self._settle(transfer)
+
+    def _eager_pairing(self) -> Pairing | None:
+        """The pairing to pack for before anyone asks: the one that all paired decode sides share."""
+        pairings = {peer.pairing for peer in self._peers.values()}
+        return pairings.pop() if len(pairings) == 1 else None
+
+    # --- claims
+
+    def _pull(self, identity: str, pull: Pull, transfer: Transfer, peer: _Peer) -> None:
+        claim = Claim(pull.epoch, pull.claim)
+        if transfer.claim is None:
+            if pull.digest != transfer.digest or pull.tokens != transfer.tokens:
+                self._gone(identity, pull, "digest")
+                return
+            if transfer.pairing is None or transfer.pairing != peer.pairing:
+                if transfer.blocks_released:
+                    self._gone(identity, pull, "layout")
+                    return
+                self._cut(transfer, peer.pairing)
+            transfer.claim = claim
+        elif transfer.claim != claim:
+            self._gone(identity, pull, "claimed")
+            return
+        self._renew(transfer)
+        if pull.deliver:
+            transfer.claimant = identity
+            self._skip(transfer, pull.first_block)
+        self._advance(transfer)
+        self._send(
+            identity,
+            Claimed(
+                blocks=transfer.blocks,
+                parcel_blocks=transfer.parcel_blocks,
+                **_claim_fields(self.epoch, pull),
+            ),
+        )
+        if pull.deliver:
+            for parcel in transfer.parcels:
+                if parcel.state is ParcelState.OFFERED:
+                    self._offer(transfer, parcel)
+        self._settle(transfer)
+        self._pump()
+
+    def _done(self, identity: str, done: Done, transfer: Transfer) -> None:
+        parcel = transfer.parcels[done.parcel] if done.parcel < len(transfer.parcels) else None
+        known = parcel is not None and parcel.generation == done.generation
+        if parcel is not None and known and parcel.state is ParcelState.OFFERED:
+            self._free_region(parcel)
+            parcel.state = ParcelState.ACCEPTED
+            if transfer.finished_at is not None:
+                transfer.wait_until = self._clock() + self.limits.buffer_wait_s
+        if parcel is None or not known or parcel.state is not ParcelState.ACCEPTED:
+            transfer.claimant = None  # it is told below, once
+            self._end(transfer, "failed")
+            self._gone(identity, done, "failed")
+            return
+        self._renew(transfer)
+        self._send(
+            identity,
+            Accepted(parcel=done.parcel, generation=done.generation, **_claim_fields(self.epoch, done)),
+        )
+        self._settle(transfer)
+        self._pump()
+
+    def _answer_ended(self, identity: str, message: Pull | Renew | Done | Abort, transfer: Transfer | None) -> None:
+        tomb = self._tombstones.get(message.transfer) if transfer is None else self._tombstone(transfer)
+        claim = Claim(message.epoch, message.claim)
+        if tomb is None:
+            self._gone(identity, message, "unknown")
+        elif (
+            isinstance(message, Done) and tomb.claim == claim and (message.parcel, message.generation) in tomb.accepted
+        ):
+            self._send(
+                identity,
+                Accepted(parcel=message.parcel, generation=message.generation, **_claim_fields(self.epoch, message)),
+            )
+        else:
+            self._gone(identity, message, tomb.reason if tomb.claim in (None, claim) else "claimed")
+
+    def _renew(self, transfer: Transfer) -> None:
+        if transfer.lease is not None:
+            transfer.lease.renew(self._clock(), self.limits.lease_s)
+
+    def _skip(self, transfer: Transfer, first_block: int) -> None:
+        for parcel in transfer.parcels:
+            if parcel.first_block + parcel.blocks <= first_block and not parcel.state.ended:
+                if parcel.state is ParcelState.OFFERED:
+                    self._free_region(parcel)
+                parcel.state = ParcelState.SKIPPED
+
+    def _offer(self, transfer: Transfer, parcel: Parcel) -> None:
+        """Tells the claimant, if there is one, that the parcel can be read."""
+        if transfer.claim is None or transfer.claimant is None or parcel.region is None:
+            return
+        self._send(
+            transfer.claimant,
+            Ready(
+                epoch=self.epoch,
+                to=transfer.claim.epoch,
+                transfer=transfer.id,
+                claim=transfer.claim.nonce,
+                parcel=parcel.index,
+                generation=parcel.generation,
+                address=self.buffer_address + parcel.region,
+                nbytes=parcel.nbytes,
+            ),
+        )
+
+    # --- parcels
+
+    def _cut(self, transfer: Transfer, pairing: Pairing) -> None:
+        """Cuts the transfer into parcels for ``pairing``; what was packed for another layout is dropped."""
+        for parcel in transfer.parcels:
+            if parcel.state.needs_blocks:
+                self._unqueue(transfer, parcel)
+            elif parcel.state is ParcelState.OFFERED:
+                self._free_region(parcel)
+        transfer.pairing = pairing
+        transfer.parcels = []
+        layout = pairing.layout
+        block_bytes = pairing.plan(1).nbytes
+        if not block_bytes:
+            return
+        fitting = self.regions.capacity // block_bytes
+        transfer.parcel_blocks = max(1, min(self.limits.parcel_tokens // layout.block_size, fitting))
+        blocks = -(-transfer.tokens // layout.block_size)
+        for index, first in enumerate(range(0, blocks, transfer.parcel_blocks)):
+            count = min(transfer.parcel_blocks, blocks - first)
+            tokens = min((first + count) * layout.block_size, transfer.tokens)
+            transfer.parcels.append(Parcel(index, first, count, tokens, pairing.plan(count).nbytes))
+
+    def _advance(self, transfer: Transfer) -> None:
+        """Queues the parcels whose tokens are computed, cutting the transfer first where that can be done eagerly."""
+        if transfer.gone is not None or transfer.blocks_released:
+            return
+        if transfer.pairing is None:
+            eager = self._eager_pairing()
+            if eager is None:
+                return
+            self._cut(transfer, eager)
+        for parcel in transfer.parcels:
+            if parcel.state is ParcelState.WAITING and parcel.tokens <= transfer.computed:
+                parcel.state = ParcelState.QUEUED
+                self._queue.append((transfer.id, parcel.index))
+        self._pump()
+
+    def _pump(self) -> None:
+        """Starts queued packs, in order, as far as the send buffer has room."""
+        while self._queue:
+            transfer_id, index = self._queue[0]
+            transfer = self._transfers.get(transfer_id)
+            parcel = transfer.parcels[index] if transfer and index < len(transfer.parcels) else None
+            if transfer is None or parcel is None or parcel.state is not ParcelState.QUEUED:
+                self._queue.popleft()
+                continue
+            region = self.regions.allocate(parcel.nbytes)
+            if region is None:
+                return
+            self._queue.popleft()
+            job, self._next_job = self._next_job, self._next_job + 1
+            parcel.state, parcel.region, parcel.job = ParcelState.PACKING, region, job
+            parcel.generation = transfer.generation
+            self._jobs[job] = _Job(transfer.id, index, region)
+            assert transfer.pairing is not None
+            plan = transfer.pairing.plan(parcel.blocks)
+            self._actions.append(Pack(job, transfer.id, parcel.first_block, transfer.tokens, region, plan))
+
+    def _unqueue(self, transfer: Transfer, parcel: Parcel) -> None:
+        """Back to WAITING.  A pack job that is out keeps its region until it reports; its result is discarded."""
+        if parcel.state is ParcelState.QUEUED:
+            self._queue.remove((transfer.id, parcel.index))
+        parcel.state, parcel.region, parcel.job = ParcelState.WAITING, None, None
+
+    def _free_region(self, parcel: Parcel) -> None:
+        if parcel.region is not None and parcel.job is None:
+            self.regions.release(parcel.region)
+            parcel.region = None
+
+    # --- ends
+
+    def _deadlines(self, transfer: Transfer) -> list[float]:
+        if transfer.gone is not None:
+            return []
+        times = [transfer.lease.until] if transfer.lease is not None else []
+        if transfer.wait_until is not None and not transfer.packed:
+            times.append(transfer.wait_until)
+        return times
+
+    def _expire(self, transfer: Transfer) -> None:
+        if any(t <= self._clock() for t in self._deadlines(transfer)):
+            self._end(transfer, "expired")
+
+    def _end(self, transfer: Transfer, reason: GoneReason) -> None:
+        """No more of this transfer: regions are freed, the claimant is told, packs that are out are discarded."""
+        if transfer.gone is not None:
+            return
+        transfer.gone = reason
+        for parcel in transfer.parcels:
+            if parcel.state.needs_blocks:
+                self._unqueue(transfer, parcel)
+            elif parcel.state is ParcelState.OFFERED:
+                self._free_region(parcel)
+        if transfer.claim is not None and transfer.claimant is not None:
+            self._send(
+                transfer.claimant,
+                Gone(
+                    epoch=self.epoch,
+                    to=transfer.claim.epoch,
+                    transfer=transfer.id,
+                    claim=transfer.claim.nonce,
+                    reason=reason,
+                ),
+            )
+        self._settle(transfer)
+        self._pump()
+
+    def _settle(self, transfer: Transfer) -> None:
+        """Gives blocks back and buries the transfer where nothing of it is needed any more."""
+        if transfer.id not in self._transfers:
+            return
+        ended_for_vllm = transfer.finished_at is not None or transfer.abandoned
+        idle = not any(job.transfer == transfer.id for job in self._jobs.values())
+        if ended_for_vllm and idle and not transfer.blocks_released and (transfer.gone or transfer.packed):
+            transfer.blocks_released = True
+            self._actions.append(ReleaseBlocks(transfer.id))
+        if transfer.blocks_released and idle and (transfer.gone or transfer.completed):
+            del self._transfers[transfer.id]
+            self._tombstones[transfer.id] = self._tombstone(transfer)
+            self._actions.append(Ended(transfer.id, transfer.gone, len(transfer.parcels)))
+
+    def _tombstone(self, transfer: Transfer) -> Tombstone:
+        accepted = frozenset((p.index, p.generation) for p in transfer.parcels if p.state is ParcelState.ACCEPTED)
+        keep_until = self._clock() + self.limits.verdict_keep_s
+        return Tombstone(transfer.claim, accepted, transfer.gone or "released", keep_until)
+
+    # --- sending
+
+    def _send(
+        self, identity: str, message: Welcome | Refused | Stale | Claimed | Ready | Renewed | Accepted | Gone
+    ) -> None:
+        self._actions.append(Send(identity, message))
+
+    def _gone(self, identity: str, message: Pull | Renew | Done | Abort, reason: GoneReason) -> None:
+        self._send(identity, Gone(reason=reason, **_claim_fields(self.epoch, message)))
+
+
+def _claim_fields(epoch: str, message: Pull | Renew | Done | Abort) -> dict[str, str]:
+    return {"epoch": epoch, "to": message.epoch, "transfer": message.transfer, "claim": message.claim}

@@ -1,0 +1,104 @@
+"""One transfer as the prefill side sees it: its parcels, its claim, and what is left of it when it has ended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from ..plan.pairing import Pairing
+from .lease import Lease
+from .messages import GoneReason
+
+__all__ = ["Claim", "Parcel", "ParcelState", "Tombstone", "Transfer"]
+
+
+class ParcelState(Enum):
+    WAITING = auto()  # its tokens are not computed yet
+    QUEUED = auto()  # computed; waits in order for send-buffer space
+    PACKING = auto()  # a pack job of the current generation is out
+    OFFERED = auto()  # packed; the claimant may read it
+    ACCEPTED = auto()  # read and believed; the region is free again
+    SKIPPED = auto()  # the claimant has these blocks already
+
+    @property
+    def needs_blocks(self) -> bool:
+        """Whether vLLM's blocks must still be held for it."""
+        return self in (ParcelState.WAITING, ParcelState.QUEUED, ParcelState.PACKING)
+
+    @property
+    def ended(self) -> bool:
+        return self in (ParcelState.ACCEPTED, ParcelState.SKIPPED)
+
+
+@dataclass(slots=True)
+class Parcel:
+    """A run of decode blocks of one transfer: ``first_block`` .. ``first_block + blocks``.
+
+    ``tokens``: prompt tokens that must be computed before it can be packed.  ``job``: number of the pack job that is
+    out, which alone may complete it.
+    """
+
+    index: int
+    first_block: int
+    blocks: int
+    tokens: int
+    nbytes: int
+    state: ParcelState = ParcelState.WAITING
+    region: int | None = None
+    generation: int = 0
+    job: int | None = None
+    offered_at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """The decode side that pulled a transfer first."""
+
+    epoch: str
+    nonce: str
+
+
+@dataclass(slots=True)
+class Transfer:
+    """``generation`` rises with each preemption; a pack job of an older generation is discarded."""
+
+    id: str
+    digest: str
+    tokens: int
+    begun_at: float
+    computed: int = 0
+    generation: int = 0
+    finished_at: float | None = None
+    abandoned: bool = False
+    blocks_released: bool = False
+    pairing: Pairing | None = None
+    parcel_blocks: int = 1
+    parcels: list[Parcel] = field(default_factory=list)
+    claim: Claim | None = None
+    claimant: str | None = None
+    lease: Lease | None = None
+    wait_until: float | None = None
+    gone: GoneReason | None = None
+
+    @property
+    def blocks(self) -> int:
+        return sum(parcel.blocks for parcel in self.parcels)
+
+    @property
+    def packed(self) -> bool:
+        """Whether every parcel has been packed, so that vLLM's blocks are no longer needed."""
+        return self.pairing is not None and not any(p.state.needs_blocks for p in self.parcels)
+
+    @property
+    def completed(self) -> bool:
+        return self.pairing is not None and all(p.state.ended for p in self.parcels)
+
+
+@dataclass(frozen=True, slots=True)
+class Tombstone:
+    """Verdicts of an ended transfer, kept for repeated questions: the same claim gets the same answer."""
+
+    claim: Claim | None
+    accepted: frozenset[tuple[int, int]]
+    reason: GoneReason
+    keep_until: float
