@@ -1,0 +1,1 @@
+"""How bytes travel: one-sided reads of KV (engines) and small control messages (the side channel)."""

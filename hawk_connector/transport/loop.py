@@ -1,0 +1,73 @@
+"""The thread that owns a side's channels: waits for messages, for other threads' wakes, and for deadlines."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from ..errors import HawkError
+from .side_channel import SideChannelClient, SideChannelServer, Wake, wait
+
+__all__ = ["ChannelLoop"]
+
+_log = logging.getLogger(__name__)
+
+
+class ChannelLoop:
+    """Calls ``on_message(channel, peer, payload)`` for each message and ``on_turn()`` once a turn, on its own thread.
+
+    ``on_turn`` gives the seconds after which it wants to be called again whatever happens.  An exception in either
+    is logged and costs that message or turn only.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        channels: Sequence[SideChannelServer | SideChannelClient],
+        on_message: Callable[[SideChannelServer | SideChannelClient, str, bytes], None],
+        on_turn: Callable[[], float],
+    ) -> None:
+        self.wake = Wake()
+        self._channels = list(channels)
+        self._on_message = on_message
+        self._on_turn = on_turn
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """Ends the thread and closes the channels.  Repeatable; not from the loop's own thread."""
+        if self._closing.is_set():
+            return
+        self._closing.set()
+        self.wake.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        timeout_s = 0.0
+        while not self._closing.is_set():
+            wait(self._channels, self.wake, timeout_s)
+            for channel in self._channels:
+                # Bounded, so that a peer that talks without end cannot keep the turn from coming.
+                for _ in range(256):
+                    received = channel.receive()
+                    if received is None:
+                        break
+                    self._guard(partial(self._on_message, channel, received.peer, received.payload))
+            timeout_s = self._guard(self._on_turn) or 0.05
+        for channel in self._channels:
+            channel.close()
+
+    def _guard(self, work: Callable[[], float | None]) -> float | None:
+        try:
+            return work()
+        except HawkError as error:
+            _log.warning("%s", error)
+        except Exception:
+            _log.exception("the side channel's loop met an error; it goes on")
+        return None
