@@ -1,0 +1,1 @@
+"""The decode side: pulls parcels and lands them."""

@@ -1,0 +1,71 @@
+"""Landing: where pulled bytes come to rest on the decode side.
+
+A device package offers a landing through the entry-point group ``hawk_connector.landings``: a callable that takes
+the KV caches that vLLM registered (layer name -> the platform's handle) and returns a Landing.  Nothing here imports
+vLLM, torch or a device package, so that a bare device process can use it too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import entry_points
+from typing import Any, Protocol
+
+from ..errors import ConfigError
+from ..layout.kv_pool import KVPoolLayout
+from ..plan.parcel import ParcelPlan
+from ..plan.segments import Segments
+
+__all__ = ["LANDINGS", "Landing", "LandingProvider", "landing_provider"]
+
+LANDINGS = "hawk_connector.landings"
+
+
+class Landing(Protocol):
+    """Where a parcel's bytes go, and what must happen before they count as landed."""
+
+    @property
+    def layout(self) -> KVPoolLayout: ...
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of each pool."""
+        ...
+
+    def regions(self) -> Sequence[tuple[int, int]]:
+        """(address, length) of the host-addressable memory that reads may write: to be registered."""
+        ...
+
+    def segments(self, plan: ParcelPlan, region: int, block_ids: Sequence[int], skip_blocks: int) -> Segments:
+        """Reads that fetch the parcel at remote address ``region`` for decode's ``block_ids``."""
+        ...
+
+    def landed(self, segments: Segments) -> tuple[tuple[int, int, int], ...]:
+        """Called after the reads of ``segments`` have ended well, before the parcel counts as landed.
+
+        Returns (chip, bank, bytes) for every bank that got any.  A direct path flushes its windows here; raises
+        TransferFailed where the bytes cannot be vouched for.
+        """
+        ...
+
+    def fill(self) -> tuple[int, ...]:
+        """Bytes landed so far in each (chip, bank), chip by chip."""
+        ...
+
+
+LandingProvider = Callable[[Mapping[str, Any]], Landing]
+
+
+def landing_provider(name: str | None) -> LandingProvider:
+    """The installed provider called ``name``, or the only one.  ConfigError says which are installed."""
+    found = {entry.name: entry for entry in entry_points(group=LANDINGS)}
+    if name is None and len(found) == 1:
+        name = next(iter(found))
+    if name is None or name not in found:
+        known = ", ".join(sorted(found)) or "none"
+        raise ConfigError(
+            f"landing: expected one of the installed landing providers ({known}), got {name!r}; "
+            "install the device's package (tt_plugin comes with hawk-connector) or name one in 'landing'"
+        )
+    provider: LandingProvider = found[name].load()
+    return provider

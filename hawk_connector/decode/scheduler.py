@@ -1,0 +1,225 @@
+"""The decode scheduler: claims transfers for waiting requests, hands them to the worker, and never waits for a peer.
+
+The claim is asked for as soon as vLLM has taken the request, so its answer is usually there when the request is first
+looked at.  A thread of its own speaks with the prefill ranks.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+from ..address import Address
+from ..config import DecodeConfig
+from ..errors import ConfigError, ProtocolError
+from ..protocol.admission import AdmissionProtocol, VerdictKind
+from ..protocol.epochs import IdSource, random_id
+from ..protocol.lease import Clock
+from ..protocol.messages import (
+    Accepted,
+    Claimed,
+    Gone,
+    Ready,
+    Refused,
+    Renewed,
+    Stale,
+    Welcome,
+    decode_message,
+    encode,
+)
+from ..protocol.ticket import Ticket, TransferParams, parse_params
+from ..transport.loop import ChannelLoop
+from ..transport.side_channel import SideChannelClient, SideChannelServer
+from .metadata import DecodeHandshake, DecodeStep, LoadRequest, RefusedLoad
+from .worker import link_limits
+
+__all__ = ["DecodeScheduler"]
+
+_log = logging.getLogger(__name__)
+
+_FROM_PREFILL = (Welcome, Refused, Stale, Claimed, Ready, Renewed, Accepted, Gone)
+_TURN_S = 0.05
+_MAX_LINKS = 256
+
+
+class DecodeScheduler:
+    """``recompute``: vLLM's kv_load_failure_policy; requests whose prefill side fails compute their own KV."""
+
+    def __init__(
+        self,
+        config: DecodeConfig,
+        block_size: int,
+        client: SideChannelClient,
+        *,
+        recompute: bool,
+        clock: Clock = time.monotonic,
+        new_id: IdSource = random_id,
+    ) -> None:
+        self._config = config
+        self._block_size = block_size
+        self._client = client
+        self._recompute = recompute
+        self._clock = clock
+        self._new_id = new_id
+        self._lock = threading.Lock()
+        self._protocol: AdmissionProtocol | None = None
+        self._failed: dict[str, str] = {}
+        self._loading: set[str] = set()
+        self._outbox: deque[tuple[str, bytes]] = deque()
+        self._next = DecodeStep()
+        self._loop = ChannelLoop("hawk-admission", [client], self._on_message, self._on_turn)
+
+    def set_worker(self, handshake: DecodeHandshake) -> None:
+        """The worker is up: its epoch and facts are what this scheduler's links say too."""
+        config = self._config
+        self._protocol = AdmissionProtocol(
+            handshake.epoch, handshake.facts, link_limits(config), config.admission_deadline_s, self._clock
+        )
+        with self._lock:
+            for peer in config.peers:
+                self._protocol.connect(peer)
+            self._flush()
+        self._loop.start()
+
+    def close(self) -> None:
+        self._loop.close()
+
+    # --- vLLM's step thread
+
+    def new_request(self, request: str, params: Any, digest: str, tokens: int) -> None:
+        """vLLM has taken a request.  Asks for the claim if the request names a transfer that it may have."""
+        try:
+            parsed = parse_params(params)
+            if parsed is None or self._protocol is None:
+                return
+            self._check(parsed, tokens)
+        except ProtocolError as error:
+            _log.warning("request %s computes its own KV: %s", request, error)
+            return
+        ticket = Ticket(parsed.transfer, self._new_id(), digest, tokens, parsed.ranks)
+        with self._lock:
+            self._protocol.ask(request, ticket)
+            self._flush()
+
+    def matched_tokens(self, request: str, tokens: int, computed: int) -> tuple[int | None, bool]:
+        """vLLM's ``get_num_new_matched_tokens`` for a prompt of ``tokens`` of which ``computed`` are cached here."""
+        if self._protocol is None:
+            return 0, False
+        with self._lock:
+            verdict = self._protocol.verdict(request)
+            if verdict is None:
+                return 0, False
+            if verdict.kind is VerdictKind.PENDING:
+                return None, False
+            # The last token is always computed here, so that a first token can be sampled.
+            wanted = tokens - computed
+            if verdict.kind is VerdictKind.CLAIMED and wanted > 1:
+                return wanted, True
+            if verdict.kind is VerdictKind.FAILED and not self._recompute and wanted > 1:
+                self._failed[request] = verdict.reason
+                return wanted, True
+            if verdict.kind is not VerdictKind.CLAIMED:
+                _log.warning("request %s computes its own KV: %s", request, verdict.reason)
+            self._protocol.drop(request)
+            self._flush()
+            return 0, False
+
+    def allocated(self, request: str, tokens: int, external: int, block_ids: Sequence[int]) -> None:
+        """vLLM gave the request blocks; ``external`` tokens of them are to be loaded."""
+        if self._protocol is None:
+            return
+        if external <= 0:
+            # Either the load is behind it (no claim is left here) or vLLM wants nothing loaded.
+            with self._lock:
+                self._protocol.drop(request)
+                self._flush()
+            return
+        first_block = (tokens - external) // self._block_size
+        wanted = tuple(block_ids[first_block : -(-tokens // self._block_size)])
+        with self._lock:
+            ticket = self._protocol.forget(request)
+        reason = self._failed.pop(request, None)
+        if reason is not None:
+            self._next.refused.append(RefusedLoad(request, wanted, reason))
+        elif ticket is not None:
+            self._next.loads.append(LoadRequest(request, ticket, first_block, wanted))
+        else:
+            return
+        self._loading.add(request)
+
+    def build_step(self) -> DecodeStep:
+        """What the worker needs of this step."""
+        step, self._next = self._next, DecodeStep()
+        if self._protocol is not None:
+            with self._lock:
+                step.admissions = sum(self._protocol.held().values())
+        return step
+
+    def finished(self, request: str) -> None:
+        """The request is over: finished, aborted or failed.  A load that runs is stopped when that is safe."""
+        if self._protocol is not None:
+            with self._lock:
+                self._protocol.drop(request)
+                self._flush()
+        self._failed.pop(request, None)
+        if request in self._loading:
+            self._loading.discard(request)
+            self._next.aborted.append(request)
+
+    def loaded(self, requests: set[str]) -> None:
+        """The worker has reported these loads."""
+        self._loading -= requests
+
+    # --- the channel loop's thread
+
+    def _on_message(self, channel: SideChannelServer | SideChannelClient, peer: str, payload: bytes) -> None:
+        message = decode_message(payload, _FROM_PREFILL)
+        assert self._protocol is not None
+        if isinstance(message, (Welcome, Refused, Stale, Claimed, Ready, Renewed, Accepted, Gone)):
+            with self._lock:
+                self._protocol.receive(peer, message)
+                self._flush()
+
+    def _on_turn(self) -> float:
+        assert self._protocol is not None
+        with self._lock:
+            self._protocol.tick()
+            self._flush()
+            busy = any(self._protocol.held().values())
+        while self._outbox:
+            address, payload = self._outbox.popleft()
+            self._client.connect(Address.parse(address))
+            self._client.send(address, payload)
+        return _TURN_S if busy else 5 * _TURN_S
+
+    # --- under the lock
+
+    def _flush(self) -> None:
+        assert self._protocol is not None
+        for address, message in self._protocol.take_messages():
+            self._outbox.append((address, encode(message)))
+        if self._outbox:
+            self._loop.wake.set()
+
+    def _check(self, params: TransferParams, tokens: int) -> None:
+        """What the parameters may name is bounded here, whoever wrote them."""
+        assert self._protocol is not None
+        if params.tokens != tokens:
+            raise ProtocolError(
+                f"kv_transfer_params are of a prompt of {params.tokens} tokens, this request has {tokens}"
+            )
+        for rank in params.ranks:
+            try:
+                address = Address.parse(rank.address)
+            except ConfigError as error:
+                raise ProtocolError(f"kv_transfer_params name a rank at no address: {error}") from None
+            if str(address) != rank.address or not self._config.allows_peer(address):
+                raise ProtocolError(
+                    f"kv_transfer_params name {address}, which is not allowed here; add it to allowed_peer_hosts"
+                )
+            if str(address) not in self._protocol.links and len(self._protocol.links) >= _MAX_LINKS:
+                raise ProtocolError(f"kv_transfer_params name more than {_MAX_LINKS} prefill ranks")

@@ -1,0 +1,1 @@
+"""The prefill side: reads vLLM's cache, packs parcels, offers them."""

@@ -1,0 +1,320 @@
+"""The prefill worker: the thin loop around ``protocol.prefill`` on one rank.
+
+Three threads meet here under one short lock.  vLLM's step thread says what was computed; the packer packs; the channel
+loop speaks with decode sides.  Nothing that may wait is done under the lock, so a step never blocks on a peer.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from ..config import PrefillConfig
+from ..metrics import Outcome, TransferLog, TransferReport
+from ..plan.pairing import Pairing, PrefillFacts
+from ..protocol.epochs import IdSource, random_id
+from ..protocol.lease import Clock
+from ..protocol.messages import (
+    Abort,
+    Done,
+    Hello,
+    PairingStatus,
+    Pull,
+    Renew,
+    Status,
+    StatusQuery,
+    decode_message,
+    encode,
+)
+from ..protocol.prefill import Ended, Pack, PrefillLimits, PrefillProtocol, ReleaseBlocks, Send
+from ..transform.reference import LayerSource, pack_parcel
+from ..transport.engine import EngineFactory, TransferEngine
+from ..transport.loop import ChannelLoop
+from ..transport.side_channel import SideChannelClient, SideChannelServer
+from .metadata import PrefillStep, RankHandshake
+from .ordering import StepOrder, step_order
+from .packer import Packer
+from .send_buffer import SendBuffer
+
+__all__ = ["PrefillWorker"]
+
+_log = logging.getLogger(__name__)
+
+_FROM_DECODE = (Hello, Pull, Renew, Done, Abort, StatusQuery)
+_TURN_S = 0.25
+_OUTCOMES: Mapping[str, Outcome] = {"expired": "expired", "aborted": "aborted", "failed": "failed"}
+
+
+@dataclass(slots=True)
+class _Sending:
+    """What the driver knows of a transfer beyond the protocol: vLLM's request and blocks."""
+
+    request: str
+    tokens: int
+    block_ids: tuple[int, ...] = ()
+    pack_s: float = 0.0
+    wire_bytes: int = 0
+
+
+class PrefillWorker:
+    """One prefill rank, from ``register`` to ``close``."""
+
+    def __init__(
+        self,
+        config: PrefillConfig,
+        facts: PrefillFacts,
+        server: SideChannelServer,
+        make_engine: EngineFactory,
+        *,
+        clock: Clock = time.monotonic,
+        new_id: IdSource = random_id,
+    ) -> None:
+        """``facts``: this rank's; ``server``: its side channel, already listening."""
+        self._config = config
+        self._facts = facts
+        self._server = server
+        self._clock = clock
+        self._epoch = new_id()
+        self._engine: TransferEngine = make_engine()
+        self._lock = threading.Lock()
+        self._sending: dict[str, _Sending] = {}
+        self._transfer_of: dict[str, str] = {}
+        self._finished_seen: set[str] = set()
+        self._released: set[str] = set()
+        self._outbox: deque[tuple[str, bytes]] = deque()
+        self.log = TransferLog(f"prefill/{facts.rank}", history=config.status_history)
+        self._layers: list[LayerSource] = []
+        self._block_ratio = 1
+        self._order: StepOrder | None = None
+        self._protocol: PrefillProtocol | None = None
+        self._packer: Packer | None = None
+        self._loop = ChannelLoop("hawk-prefill", [server], self._on_message, self._on_turn)
+
+    @property
+    def handshake(self) -> RankHandshake:
+        """Where decode sides reach this rank."""
+        address = self._server.address
+        host = self._config.peer_host
+        return RankHandshake(f"{f'[{host}]' if ':' in host else host}:{address.port}", self._epoch)
+
+    def register(self, layers: list[LayerSource], block_size: int) -> None:
+        """Starts serving: ``layers`` are vLLM's caches, ``block_size`` vLLM's tokens per block."""
+        device = layers[0].k.device
+        # Over TCP the bytes leave through host memory; an RDMA engine reads them where the cache is.
+        buffer_device = device if self._config.protocol == "rdma" else torch.device("cpu")
+        self._buffer = SendBuffer(self._facts.send_buffer_bytes, buffer_device)
+        self._engine.register(self._buffer.address, self._buffer.nbytes)
+        self._layers = layers
+        # vLLM may split its blocks for the attention kernel; ids are then in units of the larger ones.
+        self._block_ratio = block_size // layers[0].k.shape[2]
+        self._order = step_order(device)
+        config = self._config
+        limits = PrefillLimits(
+            parcel_tokens=config.parcel_tokens,
+            lease_s=config.lease_s,
+            buffer_wait_s=config.buffer_wait_s,
+            verdict_keep_s=config.verdict_keep_s,
+            max_transfers=config.max_transfers,
+            max_peers=config.max_peers,
+        )
+        self._protocol = PrefillProtocol(
+            self._facts, limits, self._epoch, self._engine.session, self._buffer.address, self._clock
+        )
+        self._packer = Packer(self._pack, self._packed)
+        self._loop.start()
+        _log.info(
+            "prefill rank %d of %d: side channel %s, engine %s, send buffer %.0f MiB",
+            self._facts.rank,
+            self._facts.ranks,
+            self.handshake.address,
+            self._engine.session,
+            self._buffer.nbytes / 2**20,
+        )
+
+    # --- vLLM's step thread
+
+    def before_step(self, step: PrefillStep) -> None:
+        """Blocks of preempted requests are about to be written again."""
+        preempted, step.preempted = step.preempted, []
+        if not preempted or self._protocol is None or self._order is None:
+            return
+        with self._lock:
+            for request in preempted:
+                if request in self._transfer_of:
+                    self._protocol.preempted(self._transfer_of[request])
+            self._dispatch()
+        self._order.blocks_reused()
+
+    def after_step(self, step: PrefillStep) -> None:
+        """The step's work is done (CPU) or queued (GPU)."""
+        self.before_step(step)
+        if self._protocol is None or self._order is None:
+            return
+        if step.progress:
+            self._order.step_ended()
+        with self._lock:
+            for begun in step.begun:
+                self._sending[begun.transfer] = _Sending(begun.request, begun.tokens)
+                self._transfer_of[begun.request] = begun.transfer
+                self._protocol.begin(begun.transfer, begun.digest, begun.tokens)
+            for progress in step.progress:
+                transfer = self._transfer_of.get(progress.request)
+                if transfer is not None:
+                    self._sending[transfer].block_ids = progress.block_ids
+                    self._protocol.computed(transfer, progress.tokens)
+            for request in step.finished:
+                self._ended_for_vllm(request, abandoned=False)
+            for request in step.abandoned:
+                self._ended_for_vllm(request, abandoned=True)
+            self._dispatch()
+
+    def take_finished(self, finished_requests: set[str]) -> set[str] | None:
+        """Requests whose blocks vLLM may have back: finished (now or earlier) and packed."""
+        with self._lock:
+            self._finished_seen |= finished_requests & self._transfer_of.keys()
+            done = self._released & self._finished_seen
+            self._released -= done
+            self._finished_seen -= done
+            for request in done:
+                self._transfer_of.pop(request, None)
+        return done or None
+
+    def close(self) -> None:
+        """Stops serving.  Peers find out by their deadlines."""
+        self._loop.close()
+        if self._packer is not None:
+            self._packer.close(timeout_s=5.0)
+        self._engine.close()
+
+    # --- the packer's thread
+
+    def _pack(self, job: Pack) -> None:
+        with self._lock:
+            sending = self._sending.get(job.transfer)
+        if sending is None:
+            return  # ended meanwhile; the protocol discards the result
+        block_ids = sending.block_ids
+        table = torch.tensor(block_ids, dtype=torch.int64)
+        if self._block_ratio > 1:
+            table = (table[:, None] * self._block_ratio + torch.arange(self._block_ratio)).reshape(-1)
+        table = table.to(self._layers[0].k.device)
+        region = self._buffer.region(job.region, job.plan.nbytes)
+
+        def work() -> None:
+            if region.device == table.device:
+                pack_parcel(self._layers, table, job.plan, job.first_block, job.tokens, region)
+            else:
+                staged = torch.empty(job.plan.nbytes, dtype=torch.uint8, device=table.device)
+                pack_parcel(self._layers, table, job.plan, job.first_block, job.tokens, staged)
+                region.copy_(staged, non_blocking=True)
+
+        assert self._order is not None
+        start = self._clock()
+        self._order.pack(work)
+        sending.pack_s += self._clock() - start
+        sending.wire_bytes += job.plan.nbytes
+
+    def _packed(self, job: int, ok: bool) -> None:
+        assert self._protocol is not None
+        with self._lock:
+            self._protocol.packed(job, ok)
+            self._dispatch()
+
+    # --- the channel loop's thread
+
+    def _on_message(self, channel: SideChannelServer | SideChannelClient, peer: str, payload: bytes) -> None:
+        assert self._protocol is not None
+        message = decode_message(payload, _FROM_DECODE)
+        with self._lock:
+            if isinstance(message, StatusQuery):
+                self._outbox.append((peer, encode(self._status())))
+            elif isinstance(message, (Hello, Pull, Renew, Done, Abort)):
+                self._protocol.receive(peer, message)
+                self._dispatch()
+
+    def _on_turn(self) -> float:
+        assert self._protocol is not None
+        with self._lock:
+            self._protocol.tick()
+            self._dispatch()
+            held = self._protocol.held()
+        self.log.set_gauges(
+            leases=held["leases"], regions=held["regions"], waiting=held["parcels_queued"], quarantined=0
+        )
+        while self._outbox:
+            peer, payload = self._outbox.popleft()
+            self._server.send(peer, payload)
+        return _TURN_S
+
+    # --- under the lock
+
+    def _ended_for_vllm(self, request: str, abandoned: bool) -> None:
+        assert self._protocol is not None
+        transfer = self._transfer_of.get(request)
+        if transfer is None:
+            return
+        held = self._protocol.abandoned(transfer) if abandoned else self._protocol.finished(transfer)
+        if not held:
+            self._released.add(request)
+            self._sending.pop(transfer, None)
+
+    def _dispatch(self) -> None:
+        """Hands the protocol's actions to whoever carries them out."""
+        assert self._protocol is not None and self._packer is not None
+        for action in self._protocol.take_actions():
+            if isinstance(action, Send):
+                self._outbox.append((action.identity, encode(action.message)))
+            elif isinstance(action, Pack):
+                self._packer.submit(action)
+            elif isinstance(action, ReleaseBlocks):
+                self._released.add(self._sending[action.transfer].request)
+            else:
+                self._report(action)
+        if self._outbox:
+            self._loop.wake.set()
+
+    def _report(self, ended: Ended) -> None:
+        sending = self._sending.pop(ended.transfer)
+        outcome: Outcome = "completed" if ended.reason is None else _OUTCOMES.get(ended.reason, "gone")
+        self.log.record(
+            TransferReport(
+                transfer_id=ended.transfer,
+                request_id=sending.request,
+                outcome=outcome,
+                reason=ended.reason or "",
+                tokens=sending.tokens,
+                wire_bytes=sending.wire_bytes,
+                parcels=ended.parcels,
+                pack_s=sending.pack_s,
+            )
+        )
+        if outcome not in ("completed", "aborted"):
+            _log.warning("transfer of request %s ended: %s", sending.request, ended.reason)
+
+    def _status(self) -> Status:
+        assert self._protocol is not None
+        pairings = []
+        for epoch, verdict in self._protocol.peers().items():
+            if isinstance(verdict, Pairing):
+                layout = verdict.layout
+                detail = (
+                    f"{layout.kind} {layout.codec}, {layout.chips} chips x {layout.banks} banks, "
+                    f"block size {layout.block_size}"
+                )
+                pairings.append(PairingStatus(peer=epoch, state="paired", detail=detail))
+            else:
+                text = "; ".join(str(m) for m in verdict)[:1024]
+                pairings.append(PairingStatus(peer=epoch, state="refused", detail=text))
+        return Status(
+            epoch=self._epoch,
+            role="prefill",
+            held=self._protocol.held(),
+            pairings=tuple(pairings),
+            reports=self.log.recent(),
+        )
