@@ -1,0 +1,1 @@
+"""The Tenstorrent side of HAWK: bank tables, KV pools and the vLLM platform of a simulated or real NPU."""
