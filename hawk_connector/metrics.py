@@ -70,7 +70,9 @@ class TransferReport(msgspec.Struct, frozen=True, kw_only=True):
 
     ``pack_s``, ``pull_s``: work. ``wait_s``: waiting for the other side. ``handover_s``: from the end of
     prefill to the start of decode. ``reason`` says why when the outcome is not "completed". ``bank_fill``:
-    (chip, bank, bytes landed), for every bank that got any.
+    (chip, bank, bytes landed), for every bank that got any. ``prefilled_at`` (when the step that computed the
+    last prompt token had ended on the prefill side) and ``landed_at`` (when decode's load ended) are Unix times,
+    each by its own machine's clock.
     """
 
     transfer_id: str
@@ -87,6 +89,8 @@ class TransferReport(msgspec.Struct, frozen=True, kw_only=True):
     wait_s: float | None = None
     handover_s: float | None = None
     bank_fill: tuple[tuple[int, int, int], ...] = ()
+    prefilled_at: float | None = None
+    landed_at: float | None = None
 
 
 class TransferLog:

@@ -115,11 +115,12 @@ class DecodeScheduler:
                 return 0, False
             if verdict.kind is VerdictKind.PENDING:
                 return None, False
-            # The last token is always computed here, so that a first token can be sampled.
+            # vLLM computes the last token here in any case: where only that one is missing, nothing is worth moving.
             wanted = tokens - computed
-            if verdict.kind is VerdictKind.CLAIMED and wanted > 1:
+            worthwhile = wanted > 1 or computed == 0
+            if verdict.kind is VerdictKind.CLAIMED and worthwhile:
                 return wanted, True
-            if verdict.kind is VerdictKind.FAILED and not self._recompute and wanted > 1:
+            if verdict.kind is VerdictKind.FAILED and not self._recompute and worthwhile:
                 self._failed[request] = verdict.reason
                 return wanted, True
             if verdict.kind is not VerdictKind.CLAIMED:

@@ -90,6 +90,7 @@ class DecodeWorker:
         make_engine: EngineFactory,
         *,
         clock: Clock = time.monotonic,
+        wall_clock: Clock = time.time,
         new_id: IdSource = random_id,
     ) -> None:
         """``server`` answers status queries; ``client`` speaks with prefill ranks."""
@@ -98,6 +99,7 @@ class DecodeWorker:
         self._server = server
         self._client = client
         self._clock = clock
+        self._wall_clock = wall_clock
         self._epoch = new_id()
         self._lock = threading.Lock()
         limits = DecodeLimits(
@@ -249,6 +251,7 @@ class DecodeWorker:
                 pull_s=tally.pull_s,
                 wait_s=max(0.0, now - tally.begun_at - tally.pull_s),
                 bank_fill=tuple((chip, bank, n) for (chip, bank), n in sorted(tally.fill.items())),
+                landed_at=self._wall_clock(),
             )
         )
 

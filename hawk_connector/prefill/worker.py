@@ -60,6 +60,7 @@ class _Sending:
     block_ids: tuple[int, ...] = ()
     pack_s: float = 0.0
     wire_bytes: int = 0
+    prefilled_at: float | None = None
 
 
 class PrefillWorker:
@@ -73,6 +74,7 @@ class PrefillWorker:
         make_engine: EngineFactory,
         *,
         clock: Clock = time.monotonic,
+        wall_clock: Clock = time.time,
         new_id: IdSource = random_id,
     ) -> None:
         """``facts``: this rank's; ``server``: its side channel, already listening."""
@@ -80,6 +82,7 @@ class PrefillWorker:
         self._facts = facts
         self._server = server
         self._clock = clock
+        self._wall_clock = wall_clock
         self._epoch = new_id()
         self._engine: TransferEngine = make_engine()
         self._lock = threading.Lock()
@@ -166,7 +169,10 @@ class PrefillWorker:
             for progress in step.progress:
                 transfer = self._transfer_of.get(progress.request)
                 if transfer is not None:
-                    self._sending[transfer].block_ids = progress.block_ids
+                    sending = self._sending[transfer]
+                    sending.block_ids = progress.block_ids
+                    if progress.tokens >= sending.tokens:
+                        sending.prefilled_at = self._wall_clock()
                     self._protocol.computed(transfer, progress.tokens)
             for request in step.finished:
                 self._ended_for_vllm(request, abandoned=False)
@@ -292,6 +298,7 @@ class PrefillWorker:
                 wire_bytes=sending.wire_bytes,
                 parcels=ended.parcels,
                 pack_s=sending.pack_s,
+                prefilled_at=sending.prefilled_at,
             )
         )
         if outcome not in ("completed", "aborted"):
