@@ -82,6 +82,24 @@ def demo(
 
 
 @app.command()
+def keys(
+    file: Annotated[Path, typer.Argument(help="The key file: written, or read with --show.", show_default=False)],
+    show: Annotated[bool, typer.Option("--show", help="Print the public key of the pair that is in FILE.")] = False,
+) -> None:
+    """Write a CURVE key pair for one side's side channel, and print its public key.
+
+    The key goes to standard output, what to do with it to standard error.  A file that exists is never overwritten.
+    """
+    from hawk_connector.cli import keys
+
+    if show:
+        typer.echo(keys.public_key(file))
+        return
+    typer.echo(keys.make_pair(file))
+    typer.echo(keys.advice(file), err=True)
+
+
+@app.command()
 def model(
     name: Annotated[str, typer.Argument(help="A model known by name, or a model directory.")] = "",
 ) -> None:

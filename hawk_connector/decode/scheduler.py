@@ -157,7 +157,7 @@ class DecodeScheduler:
         step, self._next = self._next, DecodeStep()
         if self._protocol is not None:
             with self._lock:
-                step.admissions = sum(self._protocol.held().values())
+                step.admissions = self._protocol.held()["admissions"]
         return step
 
     def finished(self, request: str) -> None:

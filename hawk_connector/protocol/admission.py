@@ -12,7 +12,7 @@ from typing import Any
 
 from ..plan.pairing import DecodeFacts
 from .lease import Clock, Resend
-from .link import LinkLimits, LinkState, PeerLink
+from .link import LinkLimits, LinkState, PeerLink, unfed_heads
 from .messages import (
     Abort,
     Accepted,
@@ -61,6 +61,11 @@ class _Asked:
     asks: list[_Ask]
     verdict: Verdict = field(default_factory=lambda: Verdict(VerdictKind.PENDING))
     renew_at: float = 0.0
+
+    @property
+    def open(self) -> bool:
+        """Whether the prefill side may believe that the transfer is wanted."""
+        return self.verdict.kind in (VerdictKind.PENDING, VerdictKind.CLAIMED)
 
 
 @dataclass(slots=True)
@@ -118,7 +123,7 @@ class AdmissionProtocol:
     def drop(self, request: str) -> None:
         """The request wants the transfer no more: the prefill side is told, until it answers."""
         asked = self._asked.pop(request, None)
-        if asked is not None:
+        if asked is not None and asked.open:
             self._part(asked)
 
     def receive(
@@ -142,6 +147,7 @@ class AdmissionProtocol:
                 if isinstance(message, Claimed):
                     ask.claimed, ask.resend = True, None
                     self._conclude(asked)
+                    self._pursue(asked)
                 elif isinstance(message, Gone):
                     self._give_up(asked, VerdictKind.GONE, message.reason, gone=ask)
                 return
@@ -156,7 +162,7 @@ class AdmissionProtocol:
             if asked.verdict.kind is VerdictKind.PENDING and now >= asked.deadline:
                 silent = ", ".join(a.rank.address for a in asked.asks if not a.claimed and not a.needless)
                 self._give_up(asked, VerdictKind.FAILED, f"no answer from {silent} within {self._deadline_s:g} s")
-            if asked.verdict.kind is VerdictKind.CLAIMED and now >= asked.renew_at:
+            if asked.open and now >= asked.renew_at:
                 asked.renew_at = now + self._limits.renew_s
                 for ask in asked.asks:
                     if ask.claimed:
@@ -170,8 +176,13 @@ class AdmissionProtocol:
     # --- asking
 
     def _pursue(self, asked: _Asked) -> None:
-        """Sends what can be sent for a pending request."""
+        """Sends what can be sent for a pending request.
+
+        All links are made at once, but ranks are asked for the claim one after another, in the ticket's order: of two
+        decode sides that ask at the same time one gets all ranks, where otherwise each might get some.
+        """
         now = self._clock()
+        earlier_claimed = True
         for ask in asked.asks:
             if asked.verdict.kind is not VerdictKind.PENDING:
                 return
@@ -181,6 +192,7 @@ class AdmissionProtocol:
             if link.remote_epoch != ask.rank.epoch or link.state is not LinkState.PAIRED:
                 if not link.settled_since(asked.since):
                     self._refresh(link)
+                    earlier_claimed = False
                     continue
                 if link.state is LinkState.PAIRED:
                     self._give_up(asked, VerdictKind.GONE, "restarted", gone=ask)
@@ -191,17 +203,27 @@ class AdmissionProtocol:
             if link.pairing is not None and not link.pairing.shares:
                 ask.needless = True
                 self._conclude(asked)
-            elif ask.resend is None:
+                continue
+            if earlier_claimed and ask.resend is None:
                 ask.resend = Resend.start(now, self._limits.resend_s, asked.deadline)
                 self._say_pull(asked, ask)
-            elif ask.resend.due(now):
+            elif ask.resend is not None and ask.resend.due(now):
                 self._say_pull(asked, ask)
+            earlier_claimed = False
 
     def _conclude(self, asked: _Asked) -> None:
-        if asked.verdict.kind is VerdictKind.PENDING and all(a.claimed or a.needless for a in asked.asks):
+        if asked.verdict.kind is not VerdictKind.PENDING or not all(a.claimed or a.needless for a in asked.asks):
+            return
+        pairings = [self._link(ask.rank.address).pairing for ask in asked.asks]
+        unfed = unfed_heads([p for p in pairings if p is not None])
+        if unfed:
+            self._give_up(asked, VerdictKind.GONE, f"its ranks do not send each (chip, head) once: {unfed[:4]}")
+        else:
             asked.verdict = Verdict(VerdictKind.CLAIMED)
 
     def _give_up(self, asked: _Asked, kind: VerdictKind, reason: str, gone: _Ask | None = None) -> None:
+        if not asked.open:
+            return  # this is the answer to our farewell: the first verdict stays, and nobody is told again
         asked.verdict = Verdict(kind, reason)
         self._part(asked, but=gone)
 

@@ -18,7 +18,7 @@ from typing import Any
 from ..plan.pairing import DecodeFacts
 from ..plan.parcel import ParcelPlan
 from .lease import Clock, Resend
-from .link import LinkLimits, LinkState, PeerLink
+from .link import LinkLimits, LinkState, PeerLink, unfed_heads
 from .load import Fetch, FetchState, Load, RankFetches
 from .messages import (
     Abort,
@@ -263,6 +263,7 @@ class DecodeProtocol:
                 else:
                     self._say(address, link.refresh())
                 continue
+            rank.pairing = link.pairing
             if link.pairing is not None and not link.pairing.shares:
                 rank.needless = True
                 continue
@@ -287,6 +288,8 @@ class DecodeProtocol:
         if load.failure is not None:
             return
         if isinstance(message, Gone):
+            if message.reason == "released" and rank.all_read:
+                return  # all of it has been accepted, so an answer to a Done is still under way or will be repeated
             self._fail(load, f"{rank.rank.address} gave the transfer up: {message.reason}")
         elif isinstance(message, Claimed):
             self._cut(load, rank, message)
@@ -362,6 +365,9 @@ class DecodeProtocol:
         if load.failure is None:
             if not load.complete:
                 return
+            unfed = unfed_heads([rank.pairing for rank in load.ranks if rank.pairing is not None])
+            if unfed:
+                load.failure = f"its ranks do not send each (chip, head) once: {unfed[:4]}"
         elif any(rank.reading or rank.read_failed for rank in load.ranks):
             return
         del self._loads[load.request]

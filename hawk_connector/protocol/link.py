@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -11,7 +12,7 @@ from ..plan.pairing import DecodeFacts, Pairing, pair
 from .lease import Clock, Resend
 from .messages import PROTOCOL_VERSION, Hello, Refused, Stale, Welcome
 
-__all__ = ["LinkLimits", "LinkState", "PeerLink"]
+__all__ = ["LinkLimits", "LinkState", "PeerLink", "unfed_heads"]
 
 
 class LinkState(Enum):
@@ -52,6 +53,9 @@ class PeerLink:
         self._limits = limits
         self._clock = clock
         self._resend: Resend | None = None
+        self._sent = 0
+        # Answers to Hellos up to this number are late: a newer question has been asked or answered since.
+        self._settled_number = 0
 
     @property
     def remote_epoch(self) -> str | None:
@@ -82,18 +86,23 @@ class PeerLink:
         if self._resend is not None:
             return None
         now = self._clock()
+        self._settled_number = self._sent
         self._resend = Resend.start(now, self._limits.resend_s, now + self._limits.hello_deadline_s)
         if self.state is not LinkState.PAIRED:
             self.state = LinkState.CONNECTING
         return self._hello()
 
     def receive(self, message: Welcome | Refused | Stale) -> Hello | None:
-        """The peer's answer; for Stale the Hello that follows."""
-        self.heard_at = self._clock()
+        """The peer's answer; for Stale the Hello that follows.  A late answer (of an earlier life?) is dropped."""
         if message.to != self._epoch:
             return None
         if isinstance(message, Stale):
+            self.heard_at = self._clock()
             return self.refresh()
+        if not self._settled_number < message.number <= self._sent:
+            return None
+        self._settled_number = message.number
+        self.heard_at = self._clock()
         if isinstance(message, Refused):
             self._settle(LinkState.REFUSED, message.mismatches)
             return None
@@ -136,4 +145,16 @@ class PeerLink:
         self._resend = None
 
     def _hello(self) -> Hello:
-        return Hello(epoch=self._epoch, version=PROTOCOL_VERSION, facts=self._facts)
+        self._sent += 1
+        return Hello(epoch=self._epoch, version=PROTOCOL_VERSION, facts=self._facts, number=self._sent)
+
+
+def unfed_heads(pairings: Sequence[Pairing]) -> list[tuple[int, int]]:
+    """(chip, head) pairs of the decode side that not exactly one of a transfer's ranks sends.
+
+    Which ranks a transfer has is what a client said, so that together they fill the cache is not to be taken for
+    granted.
+    """
+    layout = pairings[0].layout
+    fed = Counter((share.chip, head) for p in pairings for share in p.shares for _, head in share.heads)
+    return [(c, h) for c in range(layout.chips) for h in range(layout.heads) if fed[c, h] != 1]

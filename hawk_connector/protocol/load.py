@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
+from ..plan.pairing import Pairing
 from .lease import Resend
 from .ticket import RankAddress, Ticket
 
@@ -40,12 +41,16 @@ class Fetch:
 
 @dataclass(slots=True)
 class RankFetches:
-    """What one prefill rank sends of a load.  ``fetches`` is None until the rank has said how it cuts."""
+    """What one prefill rank sends of a load.
+
+    ``fetches`` is None until the rank has said how it cuts, ``pairing`` until the link with this life of it stands.
+    """
 
     rank: RankAddress
     pull: Resend | None = None
     fetches: list[Fetch] | None = None
     needless: bool = False
+    pairing: Pairing | None = None
 
     @property
     def complete(self) -> bool:
@@ -54,6 +59,12 @@ class RankFetches:
     @property
     def wants_offers(self) -> bool:
         return self.fetches is None or any(f.state is FetchState.AWAITED for f in self.fetches)
+
+    @property
+    def all_read(self) -> bool:
+        """Whether nothing but verdicts is awaited."""
+        read = (FetchState.READ, FetchState.ACCEPTED, FetchState.SKIPPED)
+        return self.fetches is not None and all(f.state in read for f in self.fetches)
 
     @property
     def reading(self) -> bool:

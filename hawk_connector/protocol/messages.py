@@ -45,8 +45,9 @@ __all__ = [
 PROTOCOL_VERSION = 1
 MAX_MESSAGE_BYTES = 1 << 20
 
-Id = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
-Digest = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+# \Z and not $, which would let a newline through.
+Id = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{32}\Z")]
+Digest = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 24)]
 Bytes64 = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 Text = Annotated[str, msgspec.Meta(max_length=1024)]
@@ -72,10 +73,15 @@ class _OfClaim(_ToPeer, frozen=True):
 
 
 class Hello(_Message, frozen=True, tag="hello"):
-    """Asks for a pairing; repeated as a sign of life."""
+    """Asks for a pairing; repeated as a sign of life.  ``number`` rises; the answer says which Hello it answers."""
 
     version: Count
     facts: DecodeFacts
+    number: Count = 0
+
+    def __post_init__(self) -> None:
+        facts = self.facts
+        _check_texts(model=facts.model, dtype=facts.shape.dtype, codec=facts.layout.codec)
 
 
 class Pull(_OfClaim, frozen=True, tag="pull"):
@@ -122,12 +128,17 @@ class Welcome(_ToPeer, frozen=True, tag="welcome"):
     facts: PrefillFacts
     engine: Text
     lease_s: Seconds
+    number: Count = 0
+
+    def __post_init__(self) -> None:
+        _check_texts(model=self.facts.model, dtype=self.facts.shape.dtype)
 
 
 class Refused(_ToPeer, frozen=True, tag="refused"):
     """The pairing is refused, with every differing field."""
 
     mismatches: Annotated[tuple[Mismatch, ...], msgspec.Meta(max_length=32)]
+    number: Count = 0
 
 
 class Stale(_ToPeer, frozen=True, tag="stale"):
@@ -182,6 +193,13 @@ class Status(_Message, frozen=True, tag="status"):
     held: dict[Text, int]
     pairings: tuple[PairingStatus, ...]
     reports: tuple[TransferReport, ...]
+
+
+def _check_texts(**texts: str) -> None:
+    """Refused repeats them to their sender and must still fit a message."""
+    for name, text in texts.items():
+        if len(text) > 1024:
+            raise ValueError(f"expected {name} of at most 1024 characters, got {len(text)}")
 
 
 DecodeMessage = Hello | Pull | Renew | Done | Abort | StatusQuery

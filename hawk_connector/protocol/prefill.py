@@ -36,7 +36,7 @@ from .messages import (
     Stale,
     Welcome,
 )
-from .regions import RegionAllocator
+from .regions import REGION_ALIGNMENT, RegionAllocator
 from .transfer import Claim, Parcel, ParcelState, Tombstone, Transfer
 
 __all__ = ["Action", "Ended", "Pack", "PrefillLimits", "PrefillProtocol", "ReleaseBlocks", "Send"]
@@ -186,15 +186,23 @@ class PrefillProtocol:
         self._advance(transfer)
 
     def preempted(self, transfer_id: str) -> None:
-        """vLLM takes the request's blocks back now: packs that are out are stale, packed parcels stay good."""
+        """vLLM takes the request's blocks back now and computes it again later: packs that are out are stale.
+
+        Packed parcels that nobody has claimed are dropped too.  They would be good still, but a request that waits for
+        vLLM's blocks must not hold the send buffer for which finished requests wait with vLLM's blocks.
+        """
         transfer = self._transfers.get(transfer_id)
         if transfer is None:
             return
         transfer.generation += 1
         transfer.computed = 0
         for parcel in transfer.parcels:
-            if parcel.state.needs_blocks:
+            if parcel.state is ParcelState.OFFERED and transfer.claim is None:
+                self._free_region(parcel)
+                parcel.state = ParcelState.WAITING
+            elif parcel.state.needs_blocks:
                 self._unqueue(transfer, parcel)
+        self._pump()
 
     def finished(self, transfer_id: str) -> bool:
         """The request has finished and its parameters go to the client.  False where nothing is held for it."""
@@ -216,6 +224,7 @@ class PrefillProtocol:
             return False
         transfer.abandoned = True
         self._end(transfer, "aborted")
+        self._settle(transfer)  # where it had ended before, with its blocks still vLLM's
         return True
 
     # --- input from the packer
@@ -228,14 +237,12 @@ class PrefillProtocol:
         transfer = self._transfers.get(done.transfer)
         parcel = next((p for p in transfer.parcels if p.job == job), None) if transfer else None
         kept = False
-        if transfer is None or parcel is None or not ok:
+        if transfer is None or parcel is None or parcel.state is ParcelState.SKIPPED or not ok:
             self.regions.release(done.region)
             if transfer is not None and parcel is not None:
                 parcel.job, parcel.region = None, None
-                self._end(transfer, "failed")
-        elif parcel.state is ParcelState.SKIPPED:
-            parcel.job, parcel.region = None, None
-            self.regions.release(done.region)
+                if parcel.state is not ParcelState.SKIPPED:
+                    self._end(transfer, "failed")
         else:
             kept = True
             parcel.job = None
@@ -305,12 +312,13 @@ class PrefillProtocol:
                 Mismatch("protocol version", str(PROTOCOL_VERSION), str(hello.version), fix),
             )
         else:
-            verdict = pair(self.facts, hello.facts)
+            verdict = self._pair(hello)
         if isinstance(verdict, tuple):
             self._refused[hello.epoch] = verdict
             while len(self._refused) > self.limits.max_peers:
                 self._refused.popitem(last=False)
-            self._send(identity, Refused(epoch=self.epoch, to=hello.epoch, mismatches=verdict))
+            refused = Refused(epoch=self.epoch, to=hello.epoch, mismatches=verdict, number=hello.number)
+            self._send(identity, refused)
             return
         self._refused.pop(hello.epoch, None)
         self._peers[hello.epoch] = _Peer(verdict, identity, self._clock())
@@ -326,11 +334,22 @@ class PrefillProtocol:
                 facts=self.facts,
                 engine=self.session,
                 lease_s=self.limits.lease_s,
+                number=hello.number,
             ),
         )
         for transfer in list(self._transfers.values()):
             self._advance(transfer)
             self._settle(transfer)
+
+    def _pair(self, hello: Hello) -> Pairing | tuple[Mismatch, ...]:
+        """The pairing, where one block of it fits the usable part of the send buffer."""
+        verdict = pair(self.facts, hello.facts)
+        if isinstance(verdict, Pairing) and verdict.plan(1).nbytes > self.regions.capacity:
+            block = verdict.plan(1).nbytes
+            least = -(-block // REGION_ALIGNMENT) * REGION_ALIGNMENT
+            fix = f"set send_buffer_bytes on the prefill side to at least {least}"
+            return (Mismatch("send_buffer_bytes", str(self.facts.send_buffer_bytes), f"{block} bytes a block", fix),)
+        return verdict
 
     def _eager_pairing(self) -> Pairing | None:
         """The pairing to pack for before anyone asks: the one that all paired decode sides share."""

@@ -74,4 +74,7 @@ def parse_params(params: Any) -> TransferParams | None:
             f"kv_transfer_params['{HAWK_KEY}'].v: expected {PROTOCOL_VERSION}, got {parsed.v}; "
             "install the same release of hawk-connector on both sides"
         )
+    addresses = [rank.address for rank in parsed.ranks]
+    if len(set(addresses)) < len(addresses):
+        raise ProtocolError(f"kv_transfer_params['{HAWK_KEY}'].ranks: expected each rank once, got {addresses}")
     return parsed

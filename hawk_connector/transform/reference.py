@@ -120,9 +120,9 @@ def encode_pages(pages: torch.Tensor, codec: Codec) -> torch.Tensor:
         if pages.dtype == torch.bfloat16:
             return pages.contiguous().view(torch.uint8)
         wide = pages.to(torch.float32)
-        # TTNN's host packer keeps one NaN only.
-        narrow = torch.where(wide.isnan(), float("nan"), wide).to(torch.bfloat16)
-        return narrow.contiguous().view(torch.uint8)
+        narrow = wide.to(torch.bfloat16).contiguous().view(torch.int16)
+        # TTNN's host packer keeps one NaN only; which ones torch makes depends on the processor.
+        return narrow.masked_fill(wide.isnan(), 0x7FC0).view(torch.uint8)
     return _encode_block_float(pages.to(torch.float32), codec)
 
 

@@ -19,7 +19,7 @@ from zmq.utils import z85
 from ..address import Address
 from ..errors import ConfigError
 
-__all__ = ["CurveKeys", "KnownKeys", "load_curve_keys", "write_key_pair"]
+__all__ = ["CurveKeys", "KnownKeys", "load_curve_keys", "read_public_key", "write_key_pair"]
 
 _KEY_LENGTH = 40
 
@@ -58,7 +58,8 @@ class KnownKeys:
                 return keys[name]
         raise ConfigError(
             f"no public key is known for {address}",
-            fix=f"Add a line '{address} KEY' (that side's public key) to the known keys file {self._path}.",
+            fix=f"Add a line '{address} KEY' to the known keys file {self._path}; `hawk keys --show FILE`, where that "
+            "side's key file is, prints its KEY.",
         )
 
     def _fresh(self) -> dict[str, bytes]:
@@ -85,6 +86,16 @@ def load_curve_keys(key_file: str | None, known_keys_file: str | None) -> CurveK
     """The keys that the configuration names, or None when it names none. Raises ConfigError."""
     if key_file is None or known_keys_file is None:
         return None
+    public, secret = _read_pair(key_file)
+    return CurveKeys(public, secret, KnownKeys(Path(known_keys_file)))
+
+
+def read_public_key(path: Path) -> bytes:
+    """The public key (Z85) of the pair in ``path``.  Raises ConfigError as a side that is started with it would."""
+    return _read_pair(str(path))[0]
+
+
+def _read_pair(key_file: str) -> tuple[bytes, bytes]:
     path = Path(key_file)
     try:
         mode = path.stat().st_mode
@@ -109,22 +120,27 @@ def load_curve_keys(key_file: str | None, known_keys_file: str | None) -> CurveK
         ) from None
     if zmq.curve_public(secret) != public:
         raise ConfigError(f"curve_key_file {key_file}: the two keys do not belong together", fix=_MAKE_PAIR)
-    return CurveKeys(public, secret, KnownKeys(Path(known_keys_file)))
+    return public, secret
 
 
 def write_key_pair(path: Path) -> bytes:
-    """Write a new pair to ``path`` (mode 600) and return the public key; raises ConfigError if it exists."""
+    """Write a new pair to ``path`` (mode 600) and return the public key.
+
+    Raises ConfigError where ``path`` exists or cannot be written.
+    """
     public, secret = zmq.curve_keypair()
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
         raise ConfigError(f"{path} exists", fix="Key pairs are not overwritten: remove it first.") from None
+    except OSError as error:
+        raise ConfigError(f"cannot write a key pair to {path}: {error.strerror}") from None
     with os.fdopen(descriptor, "w", encoding="ascii") as file:
         file.write(f"public-key {public.decode()}\nsecret-key {secret.decode()}\n")
     return public
 
 
-_MAKE_PAIR = "`hawk keys` writes a pair."
+_MAKE_PAIR = "`hawk keys FILE` writes a pair."
 
 
 def _key(text: str) -> bytes:

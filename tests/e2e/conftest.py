@@ -32,7 +32,7 @@ def start_pair(tmp_path: Path) -> Iterator[Start]:
             number = len(list(tmp_path.iterdir()))
             sides = (
                 prefill_engine(model, tmp_path / f"prefill-{number}.log", **(prefill or {})),
-                decode_engine(model, tmp_path / f"decode-{number}.log", **(decode or {})),
+                decode_engine(**{"model": model, "log": tmp_path / f"decode-{number}.log", **(decode or {})}),
             )
             for engine in sides:
                 stack.callback(engine.stop)

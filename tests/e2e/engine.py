@@ -41,7 +41,7 @@ class Server:
     def generate(
         self, prompts: list[Any], params: list[dict[str, Any] | None], max_tokens: int, n: int = 1, logprobs: int = 0
     ) -> dict[str, Any]:
-        """Greedy generation (sampled with a seed where ``n`` > 1); ``params`` are kv_transfer_params, one for each prompt."""
+        """Greedy generation (seeded where ``n`` > 1); ``params`` are kv_transfer_params, one for each prompt."""
         from vllm import SamplingParams
 
         sampling = [
@@ -200,8 +200,8 @@ class Server:
         weights = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers())}
         filled = 0
         for found in gc.get_objects():
-            # By type(): isinstance would look through weak proxies, of which some are dead.
-            if not issubclass(type(found), torch.Tensor) or found.device.type != "cpu" or found.is_meta:
+            # Plain tensors only: tracing leaves fakes without memory, and isinstance looks through dead weak proxies.
+            if type(found) is not torch.Tensor or found.device.type != "cpu":
                 continue
             size = found.untyped_storage().nbytes()
             if size < nbytes or found.untyped_storage().data_ptr() in weights:

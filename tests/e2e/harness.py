@@ -147,6 +147,7 @@ def decode_engine(
     npu: dict[str, Any] | None = None,
     config: dict[str, Any] | None = None,
     policy: str = "recompute",
+    kv_connector_module_path: str | None = None,
     **options: Any,
 ) -> Engine:
     """A decode side on the simulated NPU."""
@@ -156,6 +157,8 @@ def decode_engine(
         "kv_load_failure_policy": policy,
         "kv_connector_extra_config": config or {},
     }
+    if kv_connector_module_path is not None:
+        transfer["kv_connector_module_path"] = kv_connector_module_path
     given = {
         "model": str(model),
         "kv_transfer_config": transfer,

@@ -175,9 +175,17 @@ class SimulatedNpuWorker(CPUWorker):
         specs = self.get_kv_cache_spec()
         npu = NpuConfig.parse(self.vllm_config.additional_config)
         layout = layout_of(npu, specs)
-        blocks = min(
-            granted // (layout.chips * layout.block_bytes),
-            largest_num_blocks(BankTable.named(npu.device), layout),
+        block_bytes = layout.chips * layout.block_bytes
+        most = largest_num_blocks(BankTable.named(npu.device), layout)
+        blocks = min(granted // block_bytes, most)
+        logger.info(
+            "%.1f MiB of the NPU's DRAM hold %d blocks of %d tokens (%d bytes each, all chips; %d would fit). "
+            "vLLM reports them below in the bytes that they would take on the host.",
+            granted / 2**20,
+            blocks,
+            layout.block_size,
+            block_bytes,
+            most,
         )
         return int(blocks * sum(spec.page_size_bytes for spec in specs.values()))
 
