@@ -9,6 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from .vllm_version import check_version
+
+# Before the imports below, which an older vLLM may not have: the user gets the reason and not an ImportError.
+check_version()
+
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorHandshakeMetadata,
@@ -18,7 +23,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 
 from .config import HawkConfig, PrefillConfig
-from .vllm_facts import check_role, check_version, model_facts
+from .vllm_facts import check_role, model_facts
 from .vllm_sides import DecodeSchedulerSide, DecodeWorkerSide, PrefillSchedulerSide, PrefillWorkerSide
 from .vllm_stats import HawkPromMetrics, HawkStats
 
@@ -54,7 +59,6 @@ class HawkConnector(KVConnectorBase_V1, SupportsHMA):
 
     def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
-        check_version()
         transfer = vllm_config.kv_transfer_config
         check_role(transfer.kv_role)
         config = HawkConfig.parse(dict(transfer.kv_connector_extra_config), transfer.kv_role)

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import vllm
 from vllm.model_executor.models.utils import extract_layer_index
 from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec
 
@@ -21,9 +20,8 @@ if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_utils import KVCacheConfig
     from vllm.v1.request import Request
 
-__all__ = ["ModelFacts", "check_role", "check_version", "model_facts", "request_keys"]
+__all__ = ["ModelFacts", "check_role", "model_facts", "request_keys"]
 
-OLDEST, NEWEST = (0, 24), (0, 33)
 _VOLATILE = frozenset({"_name_or_path", "name_or_path", "transformers_version", "torch_dtype", "dtype", "use_cache"})
 _SAMPLE_BYTES = 1 << 16
 
@@ -37,20 +35,6 @@ class ModelFacts:
     layer_names: tuple[str, ...]
     local_heads: int
     block_size: int
-
-
-def check_version(version: str | None = None) -> None:
-    """Refuses a vLLM that is too old; a newer one than was ever tested is the user's risk, not an error."""
-    found = vllm.__version__ if version is None else version
-    parts = found.split("+")[0].split(".")
-    if len(parts) >= 2 and parts[0].isdecimal() and parts[1].isdecimal() and (int(parts[0]), int(parts[1])) < OLDEST:
-        raise UnsupportedError(
-            "this vLLM",
-            reason="its connector interface and KV cache layouts are older than HAWK's",
-            expected=f"vLLM {OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}",
-            got=f"vLLM {found}",
-            fix="Upgrade vLLM.",
-        )
 
 
 def check_role(role: str | None) -> None:

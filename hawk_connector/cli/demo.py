@@ -274,12 +274,13 @@ def run(logs: Path, json_file: Path | None, console: Console) -> bool:
     console.print()
     problems = [problem for phase in phases for problem in phase.problems]
     for problem in problems:
-        console.print(problem, style="red", markup=False, highlight=False)
+        console.print(problem, style="red", markup=False, highlight=False, soft_wrap=True)
     if json_file is not None:
         try:
             json_file.write_bytes(as_json(phases, seconds))
         except OSError as error:
             raise LocalError(f"cannot write the figures to {json_file}: {error.strerror}") from error
     line = summary(phases, seconds)
-    console.print(line, style="bold red" if problems else "bold green", markup=False, highlight=False)
+    style = "bold red" if problems else "bold green"
+    console.print(line, style=style, markup=False, highlight=False, soft_wrap=True)
     return not problems

@@ -22,10 +22,11 @@ _LEVELS = "▁▂▃▄▅▆▇█"
 _TEXT_COLUMNS = 17
 
 CAPTION = (
-    "MB: bytes of KV read from the prefill side, in so many segments (one segment is one read). pack: re-ordering "
-    "on the prefill side. pull: reading, parcels added up. hand-over: from the end of the prompt's computation to "
-    "its KV's landing; in it are the router, both servers' queues, and what of pack and pull had not been done "
-    "before. per bank: fill of each of the NPU's banks by this prompt, and MB. 10^6 bytes are a MB."
+    "same: tokens that are one instance's at the same place. first diff.: tokens before the first that is not. "
+    "MB: 10^6 bytes of KV that the decode side read, a segment being one read. pack: re-ordering on the prefill "
+    "side. pull: reading; parcels are read side by side and are added up here. hand-over: from the end of the "
+    "prompt's computation to the landing of its KV: the router, the queues, and what of pack and pull was left to "
+    "do. per bank: how this prompt's bytes fill the NPU's banks, and MB in each."
 )
 
 

@@ -63,3 +63,4 @@ def run(config: DeploymentConfig, logs: Path, console: Console) -> None:
             death = deployment.watch()
             if death is not None:
                 raise DeploymentError(str(death))
+            progress.line("stopping router, decode and prefill")

@@ -117,7 +117,11 @@ class Reader:
             engine = self._engines.get(address)
             if engine is None:
                 engine = self._make_engine()
-                for start, length in self._landing.regions():
-                    engine.register(start, length)
+                try:
+                    for start, length in self._landing.regions():
+                        engine.register(start, length)
+                except HawkError:
+                    engine.close()
+                    raise
                 self._engines[address] = engine
             return engine

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from ..layout.codec import Codec
+from ..layout.tensor_layout import TILE
 from ..plan.parcel import ChipShare, ParcelPlan
 from .program import Program, compile_program
 
@@ -41,6 +42,9 @@ def pack_parcel(
     """
     pitch = plan.layout.page_pitch
     rows = out.view(plan.rows, pitch).view(torch.int64)
+    page_bytes = plan.layout.page_codec.page_bytes(TILE * TILE)
+    if page_bytes < pitch:
+        rows[:, page_bytes // 8 :] = 0  # whole rows are read, and the region may hold another request's bytes
     for share in plan.shares:
         for layer, source in enumerate(layers):
             for kv in (0, 1):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -28,12 +29,16 @@ class ChannelLoop:
         channels: Sequence[SideChannelServer | SideChannelClient],
         on_message: Callable[[SideChannelServer | SideChannelClient, str, bytes], None],
         on_turn: Callable[[], float],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.wake = Wake()
         self._channels = list(channels)
         self._on_message = on_message
         self._on_turn = on_turn
         self._closing = threading.Event()
+        self._clock = clock
+        self._silent_until = 0.0
+        self._unsaid = 0
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
@@ -45,7 +50,10 @@ class ChannelLoop:
             return
         self._closing.set()
         self.wake.set()
-        if self._thread.is_alive():
+        if self._thread.ident is None:
+            # Never started, so nobody else closes them; a ZMQ context that is collected while open waits for ever.
+            self._close_channels()
+        else:
             self._thread.join(timeout_s)
 
     def _run(self) -> None:
@@ -60,6 +68,9 @@ class ChannelLoop:
                         break
                     self._guard(partial(self._on_message, channel, received.peer, received.payload))
             timeout_s = self._guard(self._on_turn) or 0.05
+        self._close_channels()
+
+    def _close_channels(self) -> None:
         for channel in self._channels:
             channel.close()
 
@@ -67,7 +78,18 @@ class ChannelLoop:
         try:
             return work()
         except HawkError as error:
-            _log.warning("%s", error)
+            self._warn(error)
         except Exception:
             _log.exception("the side channel's loop met an error; it goes on")
         return None
+
+    def _warn(self, error: HawkError) -> None:
+        """At most one line a second: what peers do wrong must not fill the log."""
+        now = self._clock()
+        if now < self._silent_until:
+            self._unsaid += 1
+            return
+        self._silent_until = now + 1.0
+        more = f" ({self._unsaid} more like this were not logged)" if self._unsaid else ""
+        self._unsaid = 0
+        _log.warning("%s%s", error, more)

@@ -79,6 +79,7 @@ def test_landed_bytes_are_the_oracles(
         ids = prompt(tokens, seed=number)
         # Nothing else runs on the prefill side, so the blocks keep their contents after they are freed.
         sent = prefill.call("prefill_only", prompt=ids, params=REMOTE_DECODE)
+        decode.call("banks", path=str(tmp_path / "before.npy"))
         held = decode.call("load_only", prompt=ids, params=sent["params"], max_tokens=4)
         prefill.call("source", path=str(tmp_path / "source.npy"))
         decode.call("banks", path=str(tmp_path / "banks.npy"))
@@ -87,13 +88,17 @@ def test_landed_bytes_are_the_oracles(
         assert report["outcome"] == "completed"
         pages = expected(source, sent["block_ids"], tokens, held["block_ids"], geometry)
         wrong = checked = 0
+        before = np.load(tmp_path / "before.npy")
         for (chip, bank), by_address in pages.items():
             for address, content in by_address.items():
                 found = page_at(banks, geometry, chip, bank, address)
-                pitch = len(found)
+                pitch = found.nbytes
                 checked += 1
-                wrong += found[: len(content)] != content
+                wrong += found[: len(content)].tobytes() != content
+                found[:] = page_at(before, geometry, chip, bank, address)
         assert (wrong, checked) == (0, len(held["block_ids"]) * blocks_pages(layout))
+        # With the request's pages put back to what they held, nothing in the pools differs: no other byte was written.
+        assert np.array_equal(banks, before)
         # What was read is what the pages of these blocks hold, not a byte more.
         assert report["wire_bytes"] == checked * pitch
         assert sum(n for _, _, n in report["bank_fill"]) == report["wire_bytes"]
@@ -108,14 +113,15 @@ def blocks_pages(layout: dict[str, Any]) -> int:
     return int(layout["chips"] * layout["layers"] * 2 * layout["heads"] * tiles)
 
 
-def page_at(banks: np.ndarray, geometry: dict[str, Any], chip: int, bank: int, address: int) -> bytes:
-    """A page out of the dump ``[chips, pools, banks, slots, pitch]`` by its address in the bank."""
+def page_at(banks: np.ndarray, geometry: dict[str, Any], chip: int, bank: int, address: int) -> np.ndarray:
+    """A view of a page in the dump ``[chips, pools, banks, slots, pitch]`` by its address in the bank."""
     base, pitch = geometry["bases"][bank], banks.shape[-1]
     for pool, start in enumerate(geometry["buffer_addresses"]):
         offset = address - base - start
         if 0 <= offset < banks.shape[3] * pitch:
             assert offset % pitch == 0
-            return banks[chip, pool, bank, offset // pitch].tobytes()
+            page: np.ndarray = banks[chip, pool, bank, offset // pitch]
+            return page
     raise AssertionError(f"no pool at {address:#x} of bank {bank}")
 
 

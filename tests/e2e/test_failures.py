@@ -21,7 +21,7 @@ QUICK: dict[str, Any] = {"hello_deadline_s": 2.0, "admission_deadline_s": 4.0}
 
 def test_policy_recompute_outlives_its_prefill_side(tiny: Path, start_pair: Start, tmp_path: Path) -> None:
     """The prefill side dies between the two legs, comes back at the same port, and decode never restarts."""
-    prefill, decode = start_pair(tiny, prefill={"config": {"side_channel_port": 0}}, decode={"config": QUICK})
+    prefill, decode = start_pair(tiny, decode={"config": QUICK, "enable_prefix_caching": True})
     prompts = [prompt(n, seed=1) for n in (64, 130)]
     reference = [r["tokens"] for r in prefill.generate(prompts)]
     sent = prefill.generate(prompts, [REMOTE_DECODE] * 2, max_tokens=1)
@@ -46,7 +46,9 @@ def test_policy_recompute_outlives_its_prefill_side(tiny: Path, start_pair: Star
 
 
 def test_policy_fail_gives_an_error_in_time(tiny: Path, start_pair: Start) -> None:
-    prefill, decode = start_pair(tiny, decode={"config": QUICK, "policy": "fail"})
+    prefill, decode = start_pair(
+        tiny, prefill={"enable_prefix_caching": True}, decode={"config": QUICK, "policy": "fail"}
+    )
     ids, other = prompt(100, seed=2), prompt(100, seed=3)
     sent = prefill.generate([ids], [REMOTE_DECODE], max_tokens=1)[0]
     reference = prefill.generate([ids, other])

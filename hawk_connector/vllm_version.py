@@ -1,0 +1,25 @@
+"""Which vLLM HAWK works with.  Imports nothing of vLLM but its version, so that it can speak before anything breaks."""
+
+from __future__ import annotations
+
+import vllm
+
+from .errors import UnsupportedError
+
+__all__ = ["NEWEST", "OLDEST", "check_version"]
+
+OLDEST, NEWEST = (0, 24), (0, 33)
+
+
+def check_version(version: str | None = None) -> None:
+    """Refuses a vLLM that is too old; a newer one than was ever tested is the user's risk, not an error."""
+    found = vllm.__version__ if version is None else version
+    parts = found.split("+")[0].split(".")
+    if len(parts) >= 2 and parts[0].isdecimal() and parts[1].isdecimal() and (int(parts[0]), int(parts[1])) < OLDEST:
+        raise UnsupportedError(
+            "this vLLM",
+            reason="its connector interface and KV cache layouts are older than HAWK's",
+            expected=f"vLLM {OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}",
+            got=f"vLLM {found}",
+            fix="Upgrade vLLM.",
+        )
