@@ -229,8 +229,10 @@ class AdmissionProtocol:
 
     def _part(self, asked: _Asked, but: _Ask | None = None) -> None:
         now = self._clock()
+        # Ranks that were not asked yet hold the transfer too.  Only Gone says that it may be another's.
+        ours = asked.verdict.kind is not VerdictKind.GONE
         for ask in asked.asks:
-            if ask is not but and (ask.claimed or ask.resend is not None):
+            if ask is not but and not ask.needless and (ours or ask.claimed or ask.resend is not None):
                 resend = Resend.start(now, self._limits.resend_s, now + self._deadline_s)
                 farewell = _Farewell(ask.rank, asked.ticket, resend)
                 self._farewells.append(farewell)
