@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from ..errors import HawkError, LocalError
-from ..protocol.decode import Read
+from ..protocol.decode_actions import Read
 from ..protocol.lease import Clock
 from ..transport.engine import EngineFactory, TransferEngine
 from .landing import Landing

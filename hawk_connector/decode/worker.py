@@ -17,7 +17,8 @@ from ..address import Address
 from ..config import DecodeConfig
 from ..metrics import Outcome, TransferLog, TransferReport
 from ..plan.pairing import DecodeFacts
-from ..protocol.decode import DecodeLimits, DecodeProtocol, Fence, Read, Report, SendTo
+from ..protocol.decode import DecodeProtocol
+from ..protocol.decode_actions import DecodeLimits, Fence, Read, Report, SendTo
 from ..protocol.epochs import IdSource, random_id
 from ..protocol.lease import Clock
 from ..protocol.link import LinkLimits

@@ -9,6 +9,7 @@ Known source layouts (vLLM 0.24 to 0.33), all with logical shape ``[blocks, kv_h
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Mapping
 
 import torch
@@ -91,6 +92,8 @@ def _cpu_pages(name: str, cache: torch.Tensor, head_dim: int) -> LayerSource:
 
 def _cpu_isa(dtype: torch.dtype, block_size: int, head_dim: int) -> str:
     """Which of vLLM's CPU kernels writes the cache, by the same rules as ``cpu_attn._get_attn_isa`` on x86."""
+    if platform.machine() != "x86_64":
+        return platform.machine()
     if head_dim % 32 and head_dim % 16 == 0:
         return "vec16"
     if dtype == torch.bfloat16 and block_size % 32 == 0 and torch.cpu._is_amx_tile_supported():

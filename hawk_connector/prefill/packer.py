@@ -7,7 +7,7 @@ import queue
 import threading
 from collections.abc import Callable
 
-from ..protocol.prefill import Pack
+from ..protocol.prefill_actions import Pack
 
 __all__ = ["Packer"]
 

@@ -32,7 +32,8 @@ from ..protocol.messages import (
     decode_message,
     encode,
 )
-from ..protocol.prefill import Ended, Pack, PrefillLimits, PrefillProtocol, ReleaseBlocks, Send
+from ..protocol.prefill import PrefillProtocol
+from ..protocol.prefill_actions import Ended, Pack, PrefillLimits, ReleaseBlocks, Send
 from ..transform.reference import LayerSource, pack_parcel
 from ..transport.engine import EngineFactory, TransferEngine
 from ..transport.loop import ChannelLoop

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..plan.pairing import DecodeFacts
-from ..plan.parcel import ParcelPlan
+from .decode_actions import DecodeAction, DecodeLimits, Fence, Read, Report, SendTo
 from .lease import Clock, Resend
-from .link import LinkLimits, LinkState, PeerLink, unfed_heads
+from .link import LinkState, PeerLink, unfed_heads
 from .load import Fetch, FetchState, Load, RankFetches
 from .messages import (
     Abort,
@@ -37,65 +37,7 @@ from .messages import (
 )
 from .ticket import RankAddress, Ticket
 
-__all__ = ["DecodeAction", "DecodeLimits", "DecodeProtocol", "Fence", "Read", "Report", "SendTo"]
-
-
-@dataclass(frozen=True, slots=True)
-class SendTo:
-    """Send ``message`` to the prefill rank at ``address``."""
-
-    address: str
-    message: DecodeMessage
-
-
-@dataclass(frozen=True, slots=True)
-class Read:
-    """Read a parcel: ``region`` is its address in engine ``session`` of the rank at ``address``.
-
-    ``block_ids``: decode's block for each block of the plan; the first ``skip_blocks`` are placeholders.
-    Answer with ``read_ended``.
-    """
-
-    id: int
-    request: str
-    address: str
-    session: str
-    region: int
-    plan: ParcelPlan
-    block_ids: tuple[int, ...]
-    skip_blocks: int
-
-
-@dataclass(frozen=True, slots=True)
-class Fence:
-    """Drop the engine that reads from ``address``; no read of it is running.  Answer with ``fenced``."""
-
-    address: str
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """The load of ``request`` has ended.  ``ok``: its blocks hold the KV.  Otherwise no byte can arrive any more."""
-
-    request: str
-    ok: bool
-    aborted: bool
-    reason: str
-    block_ids: tuple[int, ...]
-    parcels: int
-
-
-DecodeAction = SendTo | Read | Fence | Report
-
-
-@dataclass(frozen=True, slots=True)
-class DecodeLimits:
-    """Times in seconds; ``reads``: reads in flight over all peers."""
-
-    link: LinkLimits
-    admission_deadline_s: float
-    load_deadline_s: float
-    reads: int
+__all__ = ["DecodeProtocol"]
 
 
 @dataclass(slots=True)

@@ -12,12 +12,11 @@ proof that a region was intact while it was read is that it is still on offer wh
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from dataclasses import dataclass
 
 from ..errors import Mismatch
 from ..plan.pairing import Pairing, PrefillFacts, pair
-from ..plan.parcel import ParcelPlan
 from .lease import Clock, Lease
 from .messages import (
     PROTOCOL_VERSION,
@@ -36,65 +35,12 @@ from .messages import (
     Stale,
     Welcome,
 )
-from .regions import REGION_ALIGNMENT, RegionAllocator
+from .parcels import ParcelQueue
+from .prefill_actions import Action, Ended, PrefillLimits, ReleaseBlocks, Send
+from .regions import REGION_ALIGNMENT
 from .transfer import Claim, Parcel, ParcelState, Tombstone, Transfer
 
-__all__ = ["Action", "Ended", "Pack", "PrefillLimits", "PrefillProtocol", "ReleaseBlocks", "Send"]
-
-
-@dataclass(frozen=True, slots=True)
-class Send:
-    """Send ``message`` to the peer behind the side channel's ``identity``."""
-
-    identity: str
-    message: Welcome | Refused | Stale | Claimed | Ready | Renewed | Accepted | Gone
-
-
-@dataclass(frozen=True, slots=True)
-class Pack:
-    """Pack blocks ``first_block`` .. of a transfer into the send buffer at offset ``region``; answer with ``packed``.
-
-    Rows of ``tokens`` and later are zeros.
-    """
-
-    job: int
-    transfer: str
-    first_block: int
-    tokens: int
-    region: int
-    plan: ParcelPlan
-
-
-@dataclass(frozen=True, slots=True)
-class ReleaseBlocks:
-    """vLLM may have the blocks of the finished request back."""
-
-    transfer: str
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """The transfer is over; ``reason`` is None where every parcel was accepted or skipped."""
-
-    transfer: str
-    reason: GoneReason | None
-    parcels: int
-
-
-Action = Send | Pack | ReleaseBlocks | Ended
-
-
-@dataclass(frozen=True, slots=True)
-class PrefillLimits:
-    """Times in seconds; see the configuration reference for their meaning."""
-
-    parcel_tokens: int
-    lease_s: float
-    buffer_wait_s: float
-    verdict_keep_s: float
-    max_transfers: int
-    max_peers: int
-    peer_keep_s: float = 60.0
+__all__ = ["PrefillProtocol"]
 
 
 @dataclass(slots=True)
@@ -102,13 +48,6 @@ class _Peer:
     pairing: Pairing
     identity: str
     seen_at: float
-
-
-@dataclass(frozen=True, slots=True)
-class _Job:
-    transfer: str
-    parcel: int
-    region: int
 
 
 class PrefillProtocol:
@@ -128,15 +67,12 @@ class PrefillProtocol:
         self.epoch = epoch
         self.session = session
         self.buffer_address = buffer_address
-        self.regions = RegionAllocator(facts.send_buffer_bytes)
+        self._parcels = ParcelQueue(facts.send_buffer_bytes, limits.parcel_tokens)
         self._clock = clock
         self._peers: OrderedDict[str, _Peer] = OrderedDict()
         self._refused: OrderedDict[str, tuple[Mismatch, ...]] = OrderedDict()
         self._transfers: dict[str, Transfer] = {}
         self._tombstones: OrderedDict[str, Tombstone] = OrderedDict()
-        self._queue: deque[tuple[str, int]] = deque()
-        self._jobs: dict[int, _Job] = {}
-        self._next_job = 0
         self._actions: list[Action] = []
 
     # --- outputs
@@ -152,11 +88,11 @@ class PrefillProtocol:
         return {
             "transfers": len(self._transfers),
             "leases": sum(1 for t in live if t.lease is not None and t.gone is None),
-            "regions": self.regions.held_regions,
-            "region_bytes": self.regions.held_bytes,
+            "regions": self._parcels.regions.held_regions,
+            "region_bytes": self._parcels.regions.held_bytes,
             "requests_with_blocks": sum(1 for t in live if not t.blocks_released),
-            "parcels_queued": len(self._queue),
-            "packs": len(self._jobs),
+            "parcels_queued": self._parcels.queued,
+            "packs": self._parcels.packs,
         }
 
     def peers(self) -> dict[str, Pairing | tuple[Mismatch, ...]]:
@@ -197,11 +133,8 @@ class PrefillProtocol:
         transfer.generation += 1
         transfer.computed = 0
         for parcel in transfer.parcels:
-            if parcel.state is ParcelState.OFFERED and transfer.claim is None:
-                self._free_region(parcel)
-                parcel.state = ParcelState.WAITING
-            elif parcel.state.needs_blocks:
-                self._unqueue(transfer, parcel)
+            if parcel.state is not ParcelState.OFFERED or transfer.claim is None:
+                self._parcels.withdraw(transfer, parcel)
         self._pump()
 
     def finished(self, transfer_id: str) -> bool:
@@ -231,28 +164,26 @@ class PrefillProtocol:
 
     def packed(self, job: int, ok: bool) -> bool:
         """A pack job has ended.  False where its result is discarded (stale, unwanted or failed)."""
-        done = self._jobs.pop(job, None)
+        done = self._parcels.take_job(job)
         if done is None:
             return False
-        transfer = self._transfers.get(done.transfer)
-        parcel = next((p for p in transfer.parcels if p.job == job), None) if transfer else None
-        kept = False
-        if transfer is None or parcel is None or parcel.state is ParcelState.SKIPPED or not ok:
-            self.regions.release(done.region)
-            if transfer is not None and parcel is not None:
-                parcel.job, parcel.region = None, None
-                if parcel.state is not ParcelState.SKIPPED:
-                    self._end(transfer, "failed")
-        else:
-            kept = True
+        transfer, parcel = done.transfer, done.parcel
+        wanted = parcel.job == job
+        kept = wanted and ok
+        if wanted:
             parcel.job = None
+        if kept:
             parcel.state = ParcelState.OFFERED
             parcel.offered_at = self._clock()
             if transfer.finished_at is not None:
                 transfer.wait_until = parcel.offered_at + self.limits.buffer_wait_s
             self._offer(transfer, parcel)
-        if transfer is not None:
-            self._settle(transfer)
+        else:
+            self._parcels.regions.release(done.region)
+            if wanted:
+                parcel.region = None
+                self._end(transfer, "failed")
+        self._settle(transfer)
         self._pump()
         return kept
 
@@ -344,7 +275,7 @@ class PrefillProtocol:
     def _pair(self, hello: Hello) -> Pairing | tuple[Mismatch, ...]:
         """The pairing, where one block of it fits the usable part of the send buffer."""
         verdict = pair(self.facts, hello.facts)
-        if isinstance(verdict, Pairing) and verdict.plan(1).nbytes > self.regions.capacity:
+        if isinstance(verdict, Pairing) and verdict.plan(1).nbytes > self._parcels.regions.capacity:
             block = verdict.plan(1).nbytes
             least = -(-block // REGION_ALIGNMENT) * REGION_ALIGNMENT
             fix = f"set send_buffer_bytes on the prefill side to at least {least}"
@@ -368,7 +299,7 @@ class PrefillProtocol:
                 if transfer.blocks_released:
                     self._gone(identity, pull, "layout")
                     return
-                self._cut(transfer, peer.pairing)
+                self._parcels.cut(transfer, peer.pairing)
             transfer.claim = claim
         elif transfer.claim != claim:
             self._gone(identity, pull, "claimed")
@@ -397,7 +328,7 @@ class PrefillProtocol:
         parcel = transfer.parcels[done.parcel] if done.parcel < len(transfer.parcels) else None
         known = parcel is not None and parcel.generation == done.generation
         if parcel is not None and known and parcel.state is ParcelState.OFFERED:
-            self._free_region(parcel)
+            self._parcels.free(parcel)
             parcel.state = ParcelState.ACCEPTED
             if transfer.finished_at is not None:
                 transfer.wait_until = self._clock() + self.limits.buffer_wait_s
@@ -436,8 +367,7 @@ class PrefillProtocol:
     def _skip(self, transfer: Transfer, first_block: int) -> None:
         for parcel in transfer.parcels:
             if parcel.first_block + parcel.blocks <= first_block and not parcel.state.ended:
-                if parcel.state is ParcelState.OFFERED:
-                    self._free_region(parcel)
+                self._parcels.withdraw(transfer, parcel)
                 parcel.state = ParcelState.SKIPPED
 
     def _offer(self, transfer: Transfer, parcel: Parcel) -> None:
@@ -460,27 +390,6 @@ class PrefillProtocol:
 
     # --- parcels
 
-    def _cut(self, transfer: Transfer, pairing: Pairing) -> None:
-        """Cuts the transfer into parcels for ``pairing``; what was packed for another layout is dropped."""
-        for parcel in transfer.parcels:
-            if parcel.state.needs_blocks:
-                self._unqueue(transfer, parcel)
-            elif parcel.state is ParcelState.OFFERED:
-                self._free_region(parcel)
-        transfer.pairing = pairing
-        transfer.parcels = []
-        layout = pairing.layout
-        block_bytes = pairing.plan(1).nbytes
-        if not block_bytes:
-            return
-        fitting = self.regions.capacity // block_bytes
-        transfer.parcel_blocks = max(1, min(self.limits.parcel_tokens // layout.block_size, fitting))
-        blocks = -(-transfer.tokens // layout.block_size)
-        for index, first in enumerate(range(0, blocks, transfer.parcel_blocks)):
-            count = min(transfer.parcel_blocks, blocks - first)
-            tokens = min((first + count) * layout.block_size, transfer.tokens)
-            transfer.parcels.append(Parcel(index, first, count, tokens, pairing.plan(count).nbytes))
-
     def _advance(self, transfer: Transfer) -> None:
         """Queues the parcels whose tokens are computed, cutting the transfer first where that can be done eagerly."""
         if transfer.gone is not None or transfer.blocks_released:
@@ -489,44 +398,12 @@ class PrefillProtocol:
             eager = self._eager_pairing()
             if eager is None:
                 return
-            self._cut(transfer, eager)
-        for parcel in transfer.parcels:
-            if parcel.state is ParcelState.WAITING and parcel.tokens <= transfer.computed:
-                parcel.state = ParcelState.QUEUED
-                self._queue.append((transfer.id, parcel.index))
+            self._parcels.cut(transfer, eager)
+        self._parcels.enqueue_computed(transfer)
         self._pump()
 
     def _pump(self) -> None:
-        """Starts queued packs, in order, as far as the send buffer has room."""
-        while self._queue:
-            transfer_id, index = self._queue[0]
-            transfer = self._transfers.get(transfer_id)
-            parcel = transfer.parcels[index] if transfer and index < len(transfer.parcels) else None
-            if transfer is None or parcel is None or parcel.state is not ParcelState.QUEUED:
-                self._queue.popleft()
-                continue
-            region = self.regions.allocate(parcel.nbytes)
-            if region is None:
-                return
-            self._queue.popleft()
-            job, self._next_job = self._next_job, self._next_job + 1
-            parcel.state, parcel.region, parcel.job = ParcelState.PACKING, region, job
-            parcel.generation = transfer.generation
-            self._jobs[job] = _Job(transfer.id, index, region)
-            assert transfer.pairing is not None
-            plan = transfer.pairing.plan(parcel.blocks)
-            self._actions.append(Pack(job, transfer.id, parcel.first_block, transfer.tokens, region, plan))
-
-    def _unqueue(self, transfer: Transfer, parcel: Parcel) -> None:
-        """Back to WAITING.  A pack job that is out keeps its region until it reports; its result is discarded."""
-        if parcel.state is ParcelState.QUEUED:
-            self._queue.remove((transfer.id, parcel.index))
-        parcel.state, parcel.region, parcel.job = ParcelState.WAITING, None, None
-
-    def _free_region(self, parcel: Parcel) -> None:
-        if parcel.region is not None and parcel.job is None:
-            self.regions.release(parcel.region)
-            parcel.region = None
+        self._actions.extend(self._parcels.start())
 
     # --- ends
 
@@ -548,10 +425,7 @@ class PrefillProtocol:
             return
         transfer.gone = reason
         for parcel in transfer.parcels:
-            if parcel.state.needs_blocks:
-                self._unqueue(transfer, parcel)
-            elif parcel.state is ParcelState.OFFERED:
-                self._free_region(parcel)
+            self._parcels.withdraw(transfer, parcel)
         if transfer.claim is not None and transfer.claimant is not None:
             self._send(
                 transfer.claimant,
@@ -571,7 +445,7 @@ class PrefillProtocol:
         if transfer.id not in self._transfers:
             return
         ended_for_vllm = transfer.finished_at is not None or transfer.abandoned
-        idle = not any(job.transfer == transfer.id for job in self._jobs.values())
+        idle = self._parcels.idle(transfer)
         if ended_for_vllm and idle and not transfer.blocks_released and (transfer.gone or transfer.packed):
             transfer.blocks_released = True
             self._actions.append(ReleaseBlocks(transfer.id))

@@ -27,6 +27,11 @@ class RegionAllocator:
     def held_regions(self) -> int:
         return len(self._held)
 
+    @property
+    def largest_free(self) -> int:
+        """Bytes of the largest free range."""
+        return max((length for _, length in self._free), default=0)
+
     def allocate(self, nbytes: int) -> int | None:
         """Offset of a free range of ``nbytes``, or None where none is large enough now."""
         size = -(-max(nbytes, 1) // REGION_ALIGNMENT) * REGION_ALIGNMENT

@@ -30,7 +30,7 @@ class ParcelState(Enum):
         return self in (ParcelState.ACCEPTED, ParcelState.SKIPPED)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Parcel:
     """A run of decode blocks of one transfer: ``first_block`` .. ``first_block + blocks``.
 
@@ -58,7 +58,7 @@ class Claim:
     nonce: str
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Transfer:
     """``generation`` rises with each preemption; a pack job of an older generation is discarded."""
 

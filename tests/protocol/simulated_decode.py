@@ -9,7 +9,8 @@ from typing import Any
 from hawk_connector.address import Address
 from hawk_connector.plan.pairing import DecodeFacts, pair
 from hawk_connector.protocol.admission import AdmissionProtocol, VerdictKind
-from hawk_connector.protocol.decode import DecodeLimits, DecodeProtocol, Fence, Read, Report, SendTo
+from hawk_connector.protocol.decode import DecodeProtocol
+from hawk_connector.protocol.decode_actions import DecodeLimits, Fence, Read, Report, SendTo
 from hawk_connector.protocol.messages import decode_message, encode
 from hawk_connector.protocol.ticket import Ticket, parse_params
 from tests.protocol.world import BLOCK, BUFFER_ADDRESS, World, kv_bytes, prefill_facts, require

@@ -17,7 +17,8 @@ from hawk_connector.protocol.messages import (
     decode_message,
     encode,
 )
-from hawk_connector.protocol.prefill import Ended, Pack, PrefillLimits, PrefillProtocol, ReleaseBlocks, Send
+from hawk_connector.protocol.prefill import PrefillProtocol
+from hawk_connector.protocol.prefill_actions import Ended, Pack, PrefillLimits, ReleaseBlocks, Send
 from hawk_connector.protocol.ticket import HAWK_KEY, RankAddress
 from hawk_connector.protocol.transfer import ParcelState
 from tests.protocol.world import BLOCK, BUFFER_ADDRESS, World, kv_bytes, prefill_facts, require

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hawk_connector.protocol.decode import DecodeLimits
+from hawk_connector.protocol.decode_actions import DecodeLimits
 from hawk_connector.protocol.link import LinkLimits
-from hawk_connector.protocol.prefill import PrefillLimits
+from hawk_connector.protocol.prefill_actions import PrefillLimits
 from hawk_connector.transport.memory_channel import NetworkFaults
 from tests.protocol.simulated_decode import EngineFaults, SimulatedDecode, Wish
 from tests.protocol.simulated_prefill import Prompt, SimulatedPrefill

@@ -7,10 +7,12 @@ from typing import Any
 
 from hawk_connector.plan.pairing import DecodeFacts
 from hawk_connector.protocol.admission import AdmissionProtocol, Verdict
-from hawk_connector.protocol.decode import DecodeLimits, DecodeProtocol, Fence, Read, Report, SendTo
+from hawk_connector.protocol.decode import DecodeProtocol
+from hawk_connector.protocol.decode_actions import DecodeLimits, Fence, Read, Report, SendTo
 from hawk_connector.protocol.link import LinkLimits
 from hawk_connector.protocol.messages import decode_message, encode
-from hawk_connector.protocol.prefill import Ended, Pack, PrefillLimits, PrefillProtocol, ReleaseBlocks, Send
+from hawk_connector.protocol.prefill import PrefillProtocol
+from hawk_connector.protocol.prefill_actions import Ended, Pack, PrefillLimits, ReleaseBlocks, Send
 from hawk_connector.protocol.ticket import RankAddress, Ticket
 from tests.protocol.world import BLOCK, LIMITS, decode_facts, prefill_facts, prefill_protocol
 

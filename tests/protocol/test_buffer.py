@@ -58,14 +58,32 @@ def test_requests_wait_in_order_with_their_blocks_held() -> None:
 
 
 def test_a_small_parcel_does_not_overtake_a_large_one() -> None:
-    table = Table(buffer_bytes=3 * BLOCK_BYTES).pair()
+    table = Table(buffer_bytes=4 * BLOCK_BYTES).pair()
     table.compute(T, 2 * BLOCK)
-    table.compute(OTHER, 2 * BLOCK)  # does not fit beside T
-    table.compute(THIRD, BLOCK)  # would
+    table.compute(OTHER, 2 * BLOCK)  # beside T it would leave no room for a parcel
+    table.compute(THIRD, BLOCK)  # would leave it
     table.pack()
     assert table.released == [T]
     table.load(1, tokens=2 * BLOCK)
     table.read()
+    assert [job.transfer for job in table.packs] == [OTHER, THIRD]
+
+
+def test_a_transfer_that_is_being_read_is_packed_before_others_and_finds_room() -> None:
+    """Decode has given T its blocks and none are left for OTHER and THIRD: T must not wait for them."""
+    table = Table(buffer_bytes=6 * BLOCK_BYTES).pair()
+    for transfer, tokens in ((T, 6 * BLOCK), (OTHER, 2 * BLOCK), (THIRD, 2 * BLOCK)):
+        table.compute(transfer, tokens)
+    table.pack()
+    # Two of T's three parcels fit with room for one more; everything else waits.
+    assert table.prefill.held()["regions"] == 2 and table.prefill.held()["parcels_queued"] == 3
+    table.load(1, tokens=6 * BLOCK)
+    # Being read, T may take the room that is left, before OTHER and THIRD and before anything was given back.
+    assert [(job.transfer, job.first_block) for job in table.packs] == [(T, 4)]
+    table.pack()
+    while table.reads:
+        table.read()
+    assert [r.ok for r in table.reports] == [True]
     assert [job.transfer for job in table.packs] == [OTHER, THIRD]
 
 
@@ -120,7 +138,7 @@ def test_parcels_below_first_block_are_skipped_and_a_cut_one_is_read_from_there(
 
 
 def test_skipping_gives_back_what_is_packed_queued_or_being_packed() -> None:
-    table = Table(buffer_bytes=4 * BLOCK_BYTES).pair()
+    table = Table(buffer_bytes=6 * BLOCK_BYTES).pair()
     table.compute(tokens=6 * BLOCK)
     first, second = table.packs
     table.packs.clear()
@@ -194,7 +212,7 @@ def test_with_two_layouts_nothing_is_packed_before_it_is_asked_for() -> None:
 
 def test_preemption_in_every_parcel_state() -> None:
     """Four parcels are OFFERED, PACKING, QUEUED and WAITING when vLLM takes the blocks away."""
-    table = Table(buffer_bytes=4 * BLOCK_BYTES).pair()
+    table = Table(buffer_bytes=6 * BLOCK_BYTES).pair()
     table.prefill.begin(T, DIGEST, 8 * BLOCK)
     table.prefill.computed(T, 6 * BLOCK)
     table.exchange()

@@ -281,7 +281,7 @@ def test_rule_5_nothing_is_held_after_a_load(tokens: int) -> None:
     while table.reads:
         table.read()
     assert [r.ok for r in table.reports] == [True] and table.released == [T]
-    assert table.held() == {} and table.prefill.regions.allocate(table.prefill.regions.capacity) == 0
+    assert table.held() == {} and table.prefill.held()["region_bytes"] == 0
 
 
 def test_rule_5_a_request_aborted_after_its_pack_failed_gives_its_blocks_back() -> None:

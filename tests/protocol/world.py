@@ -14,7 +14,8 @@ from hawk_connector.layout.kv_pool import KVPoolLayout
 from hawk_connector.layout.kv_shape import KVShape
 from hawk_connector.plan.pairing import DecodeFacts, PrefillFacts, rank_heads
 from hawk_connector.protocol.lease import Clock
-from hawk_connector.protocol.prefill import PrefillLimits, PrefillProtocol
+from hawk_connector.protocol.prefill import PrefillProtocol
+from hawk_connector.protocol.prefill_actions import PrefillLimits
 from hawk_connector.transport.memory_channel import MemoryClient, MemoryNetwork, MemoryServer, NetworkFaults
 
 BLOCK = 32

@@ -1,0 +1,65 @@
+"""What the prefill side's state machine asks for, and the limits it works within."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..plan.parcel import ParcelPlan
+from .messages import Accepted, Claimed, Gone, GoneReason, Ready, Refused, Renewed, Stale, Welcome
+
+__all__ = ["Action", "Ended", "Pack", "PrefillLimits", "ReleaseBlocks", "Send"]
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send ``message`` to the peer behind the side channel's ``identity``."""
+
+    identity: str
+    message: Welcome | Refused | Stale | Claimed | Ready | Renewed | Accepted | Gone
+
+
+@dataclass(frozen=True, slots=True)
+class Pack:
+    """Pack blocks ``first_block`` .. of a transfer into the send buffer at offset ``region``; answer with ``packed``.
+
+    Rows of ``tokens`` and later are zeros.
+    """
+
+    job: int
+    transfer: str
+    first_block: int
+    tokens: int
+    region: int
+    plan: ParcelPlan
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseBlocks:
+    """vLLM may have the blocks of the finished request back."""
+
+    transfer: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The transfer is over; ``reason`` is None where every parcel was accepted or skipped."""
+
+    transfer: str
+    reason: GoneReason | None
+    parcels: int
+
+
+Action = Send | Pack | ReleaseBlocks | Ended
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillLimits:
+    """Times in seconds; see the configuration reference for their meaning."""
+
+    parcel_tokens: int
+    lease_s: float
+    buffer_wait_s: float
+    verdict_keep_s: float
+    max_transfers: int
+    max_peers: int
+    peer_keep_s: float = 60.0

@@ -1,0 +1,188 @@
+"""Reads and fences on the reader's threads: engines are made when needed, and dropped before anyone hears of it."""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pytest
+
+from hawk_connector.decode.reader import Reader, ReadResult
+from hawk_connector.errors import LocalError, TransferFailed
+from hawk_connector.layout.kv_pool import KVPoolLayout
+from hawk_connector.plan.parcel import ParcelPlan
+from hawk_connector.plan.segments import Segments
+from hawk_connector.protocol.decode_actions import Read
+from hawk_connector.transport.engine import TransferEngine
+from hawk_connector.transport.memory import Fail, Hang, MemoryFabric
+from tests.transport.waiting import eventually
+
+LAYOUT = KVPoolLayout("cross_layer", 1, 1, 1, 32, 32, "bfp8", 8, 64)
+PLAN = ParcelPlan(LAYOUT, (), 1)
+SIZE = 4096
+
+
+class FlatLanding:
+    """A landing of one region: a parcel is SIZE bytes in two segments, block b at b * SIZE."""
+
+    def __init__(self) -> None:
+        self.memory = np.zeros(8 * SIZE, dtype=np.uint8)
+        self.refuse_landing: Exception | None = None
+
+    layout = LAYOUT
+    num_blocks = 8
+
+    def regions(self) -> Sequence[tuple[int, int]]:
+        return [(self.memory.ctypes.data, self.memory.nbytes)]
+
+    def segments(self, plan: ParcelPlan, region: int, block_ids: Sequence[int], skip_blocks: int) -> Segments:
+        half = np.array([0, SIZE // 2], dtype=np.int64)
+        start = self.memory.ctypes.data + block_ids[0] * SIZE
+        return Segments(region + half, start + half, np.full(2, SIZE // 2, dtype=np.int64))
+
+    def landed(self, segments: Segments) -> tuple[tuple[int, int, int], ...]:
+        if self.refuse_landing is not None:
+            raise self.refuse_landing
+        return ((0, 3, segments.nbytes),)
+
+    def fill(self) -> tuple[int, ...]:
+        return ()
+
+    def block(self, number: int) -> bytes:
+        return self.memory[number * SIZE : (number + 1) * SIZE].tobytes()
+
+
+class World:
+    def __init__(self) -> None:
+        self.fabric = MemoryFabric()
+        self.source = np.arange(2 * SIZE, dtype=np.uint32).astype(np.uint8)
+        self.serving = self.fabric.engine()
+        self.serving.register(self.source.ctypes.data, self.source.nbytes)
+        self.landing = FlatLanding()
+        self.engines: list[TransferEngine] = []
+        self.results: queue.Queue[ReadResult] = queue.Queue()
+        self.fenced: queue.Queue[str] = queue.Queue()
+        self.reader = Reader(self.landing, self.make, 2, self.results.put, self.fenced.put, time.monotonic)
+
+    def make(self) -> TransferEngine:
+        self.engines.append(self.fabric.engine(timeout_s=60))
+        return self.engines[-1]
+
+    def read(self, number: int, address: str = "p:1", block: int = 1, session: str | None = None) -> None:
+        target = session or self.serving.session
+        self.reader.read(Read(number, "r", address, target, self.source.ctypes.data, PLAN, (block,), 0))
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    made = World()
+    yield made
+    made.fabric.release_hung()
+    made.reader.close()
+
+
+def test_a_read_lands_and_says_what_it_moved(world: World) -> None:
+    world.read(7, block=2)
+    result = world.results.get(timeout=30)
+    assert (result.read.id, result.ok, result.nbytes, result.segments, result.fill) == (
+        7,
+        True,
+        SIZE,
+        2,
+        ((0, 3, SIZE),),
+    )
+    assert world.landing.block(2) == world.source[:SIZE].tobytes()
+
+
+def test_one_engine_for_each_prefill_rank(world: World) -> None:
+    for number, address in enumerate(("p:1", "p:2", "p:1", "p:2")):
+        world.read(number, address)
+        assert world.results.get(timeout=30).ok
+    assert len(world.engines) == 2
+
+
+def test_a_failed_read_is_told_with_its_reason_and_nothing_is_retried(world: World) -> None:
+    world.fabric.inject(Fail(after_segments=1))
+    world.read(1)
+    result = world.results.get(timeout=30)
+    assert not result.ok
+    assert "failed after 1 of 2 segments" in result.reason
+    assert len(world.fabric.records) == 1
+    assert not world.engines[0].closed
+
+
+def test_the_fence_drops_the_engine_before_it_is_told(world: World) -> None:
+    world.fabric.inject(Fail(late=True))
+    world.read(1)
+    assert not world.results.get(timeout=30).ok
+    world.reader.fence("p:1")
+    assert world.fenced.get(timeout=30) == "p:1"
+    assert world.engines[0].closed
+    assert world.fabric.release_late() == 0
+    assert world.landing.block(1) == bytes(SIZE)
+    world.read(2)
+    assert world.results.get(timeout=30).ok
+    assert len(world.engines) == 2
+
+
+def test_a_fence_of_an_engine_that_was_never_made(world: World) -> None:
+    world.reader.fence("p:9")
+    assert world.fenced.get(timeout=30) == "p:9"
+
+
+def test_a_fence_waits_for_the_read_that_runs(world: World) -> None:
+    world.fabric.inject(Hang())
+    world.read(1)
+    eventually(lambda: len(world.engines) == 1, "the read begins")
+    eventually(lambda: world.reader is not None and _reading(world.engines[0]), "the read runs")
+    world.reader.fence("p:1")
+    eventually(lambda: _closing(world.engines[0]), "the fence begins")
+    assert world.fenced.empty() and world.results.empty()
+    world.fabric.release_hung()
+    assert world.results.get(timeout=30).ok
+    assert world.fenced.get(timeout=30) == "p:1"
+
+
+def _reading(engine: TransferEngine) -> bool:
+    return engine._reads > 0
+
+
+def _closing(engine: TransferEngine) -> bool:
+    return engine._closing
+
+
+@pytest.mark.parametrize(
+    "error", [LocalError("outside the banks"), TransferFailed("no flush"), ZeroDivisionError("a bug")]
+)
+def test_bytes_that_the_landing_does_not_vouch_for_are_no_success(world: World, error: Exception) -> None:
+    world.landing.refuse_landing = error
+    world.read(1)
+    result = world.results.get(timeout=30)
+    assert not result.ok and str(error) in result.reason
+
+
+def test_a_peer_that_is_not_there_fails_the_read(world: World) -> None:
+    world.read(1, session="memory:99")
+    assert "nobody is there" in world.results.get(timeout=30).reason
+
+
+def test_an_engine_that_cannot_be_made_fails_the_read(world: World) -> None:
+    def refuse() -> TransferEngine:
+        raise LocalError("no more ports")
+
+    results: queue.Queue[ReadResult] = queue.Queue()
+    reader = Reader(world.landing, refuse, 1, results.put, world.fenced.put, time.monotonic)
+    reader.read(Read(1, "r", "p:1", world.serving.session, world.source.ctypes.data, PLAN, (1,), 0))
+    result = results.get(timeout=30)
+    assert (result.ok, result.reason) == (False, "no more ports")
+    reader.close()
+
+
+def test_close_drops_every_engine(world: World) -> None:
+    for number, address in enumerate(("p:1", "p:2")):
+        world.read(number, address)
+        assert world.results.get(timeout=30).ok
+    world.reader.close()
+    assert [engine.closed for engine in world.engines] == [True, True]
