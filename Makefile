@@ -18,8 +18,8 @@ lint: setup
 	@.venv/bin/ruff check .
 	@$(PY) -m mypy
 
-check: lint ## ruff, mypy and the tests that need no vLLM
-	@$(PY) -m pytest -q -m "not e2e and not vllm"
+check: lint ## ruff, mypy and the quick tests (under a minute)
+	@$(PY) -m pytest -q -n 2 -m "not e2e and not vllm and not slow"
 
 test: lint ## everything
 	@$(PY) -m pytest

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 
 from ..config import PrefillConfig
+from ..errors import ProtocolError
 from ..metrics import Outcome, TransferLog, TransferReport
 from ..plan.pairing import Pairing, PrefillFacts
 from ..protocol.epochs import IdSource, random_id
@@ -23,7 +24,9 @@ from ..protocol.lease import Clock
 from ..protocol.messages import (
     Abort,
     Done,
+    ForeignHello,
     Hello,
+    Message,
     PairingStatus,
     Pull,
     Renew,
@@ -31,6 +34,7 @@ from ..protocol.messages import (
     StatusQuery,
     decode_message,
     encode,
+    foreign_hello,
 )
 from ..protocol.prefill import PrefillProtocol
 from ..protocol.prefill_actions import Ended, Pack, PrefillLimits, ReleaseBlocks, Send
@@ -237,11 +241,17 @@ class PrefillWorker:
 
     def _on_message(self, channel: SideChannelServer | SideChannelClient, peer: str, payload: bytes) -> None:
         assert self._protocol is not None
-        message = decode_message(payload, _FROM_DECODE)
+        try:
+            message: Message | ForeignHello = decode_message(payload, _FROM_DECODE)
+        except ProtocolError:
+            foreign = foreign_hello(payload)
+            if foreign is None:
+                raise
+            message = foreign
         with self._lock:
             if isinstance(message, StatusQuery):
                 self._outbox.append((peer, encode(self._status())))
-            elif isinstance(message, (Hello, Pull, Renew, Done, Abort)):
+            elif isinstance(message, (Hello, ForeignHello, Pull, Renew, Done, Abort)):
                 self._protocol.receive(peer, message)
                 self._dispatch()
 

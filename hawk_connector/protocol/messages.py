@@ -24,9 +24,11 @@ __all__ = [
     "Claimed",
     "DecodeMessage",
     "Done",
+    "ForeignHello",
     "Gone",
     "GoneReason",
     "Hello",
+    "Message",
     "PairingStatus",
     "PrefillMessage",
     "Pull",
@@ -40,6 +42,7 @@ __all__ = [
     "Welcome",
     "decode_message",
     "encode",
+    "foreign_hello",
 ]
 
 PROTOCOL_VERSION = 1
@@ -213,6 +216,28 @@ _decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 def encode(message: Message) -> bytes:
     """The message as bytes."""
     return _encoder.encode(message)
+
+
+class ForeignHello(msgspec.Struct, frozen=True, tag_field="type", tag="hello"):
+    """What can be read of a Hello of any protocol version."""
+
+    epoch: Id
+    version: Count
+    number: Count = 0
+
+
+_foreign_decoder = msgspec.msgpack.Decoder(ForeignHello)
+
+
+def foreign_hello(data: bytes) -> ForeignHello | None:
+    """The Hello of another protocol version in ``data``, or None: it is to be refused by name, not dropped."""
+    if len(data) > MAX_MESSAGE_BYTES:
+        return None
+    try:
+        hello = _foreign_decoder.decode(data)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+        return None
+    return hello if hello.version != PROTOCOL_VERSION else None
 
 
 def decode_message(data: bytes, allowed: Sequence[type] | None = None) -> Message:

@@ -24,6 +24,7 @@ from .messages import (
     Accepted,
     Claimed,
     Done,
+    ForeignHello,
     Gone,
     GoneReason,
     Hello,
@@ -189,8 +190,11 @@ class PrefillProtocol:
 
     # --- inputs from peers
 
-    def receive(self, identity: str, message: Hello | Pull | Renew | Done | Abort) -> None:
+    def receive(self, identity: str, message: Hello | ForeignHello | Pull | Renew | Done | Abort) -> None:
         """A decoded message from a decode side."""
+        if isinstance(message, ForeignHello):
+            self._refuse(identity, message, _other_version(message.version))
+            return
         if isinstance(message, Hello):
             self._hello(identity, message)
             return
@@ -237,19 +241,9 @@ class PrefillProtocol:
     # --- peers
 
     def _hello(self, identity: str, hello: Hello) -> None:
-        if hello.version != PROTOCOL_VERSION:
-            fix = "install the same release of hawk-connector on both sides"
-            verdict: Pairing | tuple[Mismatch, ...] = (
-                Mismatch("protocol version", str(PROTOCOL_VERSION), str(hello.version), fix),
-            )
-        else:
-            verdict = self._pair(hello)
+        verdict = self._pair(hello) if hello.version == PROTOCOL_VERSION else _other_version(hello.version)
         if isinstance(verdict, tuple):
-            self._refused[hello.epoch] = verdict
-            while len(self._refused) > self.limits.max_peers:
-                self._refused.popitem(last=False)
-            refused = Refused(epoch=self.epoch, to=hello.epoch, mismatches=verdict, number=hello.number)
-            self._send(identity, refused)
+            self._refuse(identity, hello, verdict)
             return
         self._refused.pop(hello.epoch, None)
         self._peers[hello.epoch] = _Peer(verdict, identity, self._clock())
@@ -271,6 +265,12 @@ class PrefillProtocol:
         for transfer in list(self._transfers.values()):
             self._advance(transfer)
             self._settle(transfer)
+
+    def _refuse(self, identity: str, hello: Hello | ForeignHello, mismatches: tuple[Mismatch, ...]) -> None:
+        self._refused[hello.epoch] = mismatches
+        while len(self._refused) > self.limits.max_peers:
+            self._refused.popitem(last=False)
+        self._send(identity, Refused(epoch=self.epoch, to=hello.epoch, mismatches=mismatches, number=hello.number))
 
     def _pair(self, hello: Hello) -> Pairing | tuple[Mismatch, ...]:
         """The pairing, where one block of it fits the usable part of the send buffer."""
@@ -472,3 +472,8 @@ class PrefillProtocol:
 
 def _claim_fields(epoch: str, message: Pull | Renew | Done | Abort) -> dict[str, str]:
     return {"epoch": epoch, "to": message.epoch, "transfer": message.transfer, "claim": message.claim}
+
+
+def _other_version(version: int) -> tuple[Mismatch, ...]:
+    fix = "install the same release of hawk-connector on both sides"
+    return (Mismatch("protocol version", str(PROTOCOL_VERSION), str(version), fix),)

@@ -32,6 +32,7 @@ def by_transfer(outcome: Outcome) -> dict[str, Counter[str]]:
     return groups
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("group", range(4))
 def test_loss_repetition_and_delay_change_nothing_but_time(group: int) -> None:
     for seed in range(group * GROUP, (group + 1) * GROUP):
@@ -40,6 +41,7 @@ def test_loss_repetition_and_delay_change_nothing_but_time(group: int) -> None:
         assert set(rough.wishes.values()) <= {"loaded", "gone"}, f"seed {seed}: {rough}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("group", range(4))
 @pytest.mark.parametrize("scenario", [FAULTS, CHAOS, RESTARTS], ids=["faults", "chaos", "restarts"])
 def test_no_fault_breaks_an_invariant(scenario: Scenario, group: int) -> None:

@@ -159,6 +159,7 @@ def crossings(draw: st.DrawFn) -> Crossing:
     )
 
 
+@pytest.mark.slow
 @given(crossings(), st.data())
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_any_crossing(crossing: Crossing, data: st.DataObject) -> None:

@@ -39,6 +39,7 @@ def test_a_written_pair_is_read_back_and_is_a_pair(tmp_path: Path) -> None:
         (f"public-key {KEY}\nsecret-key {OTHER}\n", 0o600, "do not belong together"),
         (f"public-key {KEY}\nsecret-key {OTHER}\n", 0o640, "mode 600, got mode 640"),
     ],
+    ids=["short", "no-secret", "empty", "not-a-pair", "readable-by-others"],
 )
 def test_bad_key_files(tmp_path: Path, text: str, mode: int, words: str) -> None:
     path = tmp_path / "own.key"
@@ -70,7 +71,11 @@ def test_known_keys_by_address_then_by_host(tmp_path: Path) -> None:
     assert not known.knows(b"x" * 40)
 
 
-@pytest.mark.parametrize("bad", ["a", f"a {KEY} more", f"a {KEY[:-1]}", "a " + "\x7f" * 40, f"a {KEY[:-1]}é"])
+@pytest.mark.parametrize(
+    "bad",
+    ["a", f"a {KEY} more", f"a {KEY[:-1]}", "a " + "\x7f" * 40, f"a {KEY[:-1]}é"],
+    ids=["no-key", "three-words", "short", "not-z85", "not-ascii"],
+)
 def test_bad_lines_are_numbered(tmp_path: Path, bad: str) -> None:
     path = tmp_path / "known"
     path.write_text(f"ok {KEY}\n{bad}\n", encoding="utf-8")

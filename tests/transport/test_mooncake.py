@@ -144,6 +144,7 @@ def test_nobody_there_fails(engine: MooncakeEngine) -> None:
         engine.read("127.0.0.1:9", Segments(*(np.array([value], dtype=np.int64) for value in columns)))
 
 
+@pytest.mark.slow
 def test_a_peer_that_dies_during_a_read() -> None:
     peer = Peer(256 * MIB)
     engine = MooncakeEngine("127.0.0.1", protocol="tcp", timeout_s=5)
@@ -165,6 +166,7 @@ def test_a_peer_that_dies_during_a_read() -> None:
         engine.close()
 
 
+@pytest.mark.slow
 def test_close_is_a_fence_against_a_peer_that_was_stopped_during_a_read() -> None:
     """Without the fence, the bytes that were under way land when the peer goes on."""
     size = 256 * MIB

@@ -45,6 +45,7 @@ def one_tile(request: pytest.FixtureRequest) -> LayerTiles:
     return LayerTiles(pools, 0, 1, 1)
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(row=st.lists(_fp32_bits(), min_size=16, max_size=16), token=st.integers(0, 31), right=st.booleans())
 def test_a_face_row_is_encoded_and_decoded_as_the_oracle_does(
