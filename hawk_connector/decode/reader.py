@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable
@@ -105,7 +106,8 @@ class Reader:
         except LocalError as error:
             # Not fenced: the memory stays in quarantine, and the fence is tried again.
             _log.warning("fencing the engine that reads from %s: %s", address, error)
-            self.fence(address)
+            with contextlib.suppress(RuntimeError):  # the reader was closed meanwhile
+                self.fence(address)
             return
         with self._lock:
             if self._engines.get(address) is engine:

@@ -232,6 +232,8 @@ class AdmissionProtocol:
         # Ranks that were not asked yet hold the transfer too.  Only Gone says that it may be another's.
         ours = asked.verdict.kind is not VerdictKind.GONE
         for ask in asked.asks:
+            if self._link(ask.rank.address).state is LinkState.REFUSED:
+                continue  # it would only say Stale to whom it has not paired with
             if ask is not but and not ask.needless and (ours or ask.claimed or ask.resend is not None):
                 resend = Resend.start(now, self._limits.resend_s, now + self._deadline_s)
                 farewell = _Farewell(ask.rank, asked.ticket, resend)
