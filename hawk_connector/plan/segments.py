@@ -91,7 +91,7 @@ def pool_segments(
     if len(block_ids) != plan.blocks:
         raise ValueError(f"the parcel has {plan.blocks} blocks; got {len(block_ids)} block ids")
     ids = np.asarray(block_ids, dtype=np.int64)[skip_blocks:]
-    return _segments(plan, np.array([region], dtype=np.int64), ids[None, :], placement, skip_blocks)[0]
+    return _segments(plan, [region], ids[None, :], placement, skip_blocks)[0]
 
 
 def request_segments(
@@ -105,16 +105,17 @@ def request_segments(
         raise ValueError(
             f"{len(regions)} parcels of {plan.blocks} blocks need as many block ids; got shape {block_ids.shape}"
         )
-    return _segments(plan, np.asarray(regions, dtype=np.int64), block_ids, placement, 0)
+    return _segments(plan, regions, np.ascontiguousarray(block_ids, dtype=np.int64), placement, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class _Reads:
-    """The reads of a parcel before any are merged, in stream order; all arrays but the last int64 ``[reads]``.
+    """The reads of a parcel before any are merged, in stream order; int64 ``[reads]`` where nothing else is said.
 
     ``remote``: offset in the parcel, bytes.  ``length``: bytes.  ``origin``: chip times banks.  ``pool``: pool.
     ``start``: index of the read's first page among all pairs (block, run) of the parcel, block by block.
-    ``first_page``: int64 ``[runs]``, first page of each run of a unit.
+    ``first_page``: int64 ``[runs]``, first page of each run of a unit.  ``follows``: bool ``[reads - 1]``, whether
+    the next read begins in the parcel where this one ends; all do, but where blocks were skipped.
     """
 
     remote: NDArray[np.int64]
@@ -123,6 +124,7 @@ class _Reads:
     pool: NDArray[np.int64]
     start: NDArray[np.int64]
     first_page: NDArray[np.int64]
+    follows: NDArray[np.bool_]
 
 
 @lru_cache(maxsize=64)
@@ -152,15 +154,17 @@ def _reads(plan: ParcelPlan, skip_blocks: int) -> _Reads:
     for array in joined:
         array.setflags(write=False)  # they are handed out as they are
     remote, length, origin, pools, starts = joined
-    return _Reads(remote, length, origin, pools, starts, np.array(first_pages, dtype=np.int64))
+    follows = remote[1:] == remote[:-1] + length[:-1]
+    return _Reads(remote, length, origin, pools, starts, np.array(first_pages, dtype=np.int64), follows)
 
 
 def _segments(
-    plan: ParcelPlan, regions: NDArray[np.int64], ids: NDArray[np.int64], placement: PoolPlacement, skip_blocks: int
+    plan: ParcelPlan, regions: Sequence[int], ids: NDArray[np.int64], placement: PoolPlacement, skip_blocks: int
 ) -> list[Segments]:
     """Segments of each parcel; ``ids``: int64 ``[parcels, blocks that are read]``."""
     layout = plan.layout
-    if ids.size and not 0 <= ids.min() <= ids.max() < placement.num_blocks:
+    # As unsigned numbers the negative ones are the largest.
+    if ids.size and ids.view(np.uint64).max() >= placement.num_blocks:
         raise ValueError(f"block ids must lie in 0..{placement.num_blocks - 1}; got {ids.min()}..{ids.max()}")
     if layout.max_blocks is not None and placement.num_blocks > layout.max_blocks:
         raise ValueError(f"{layout.banks} shards hold {layout.max_blocks} blocks; the pool has {placement.num_blocks}")
@@ -172,23 +176,19 @@ def _segments(
     bank, offset = rule.bank(page), rule.offset(page)
     channel = bank[:, reads.start] + reads.origin
     local = placement.flat_origins[channel] + (offset[:, reads.start] + placement.buffers[reads.pool])
-    found = []
-    for parcel, region in enumerate(regions):
-        found.append(_merged(reads.remote + region, local[parcel], reads.length, channel[parcel]))
-    return found
+    return [_merged(reads, region, local[parcel], channel[parcel]) for parcel, region in enumerate(regions)]
 
 
-def _merged(
-    remote: NDArray[np.int64], local: NDArray[np.int64], length: NDArray[np.int64], channel: NDArray[np.int64]
-) -> Segments:
-    """Joins reads that touch on both sides and end in one bank of one chip.
-
-    All reads of a parcel touch on the remote side but where blocks were skipped.
-    """
-    touches = np.equal(local[1:], local[:-1] + length[:-1])
+def _merged(reads: _Reads, region: int, local: NDArray[np.int64], channel: NDArray[np.int64]) -> Segments:
+    """Joins reads that touch on both sides and end in one bank of one chip."""
+    length = reads.length
+    touches = local[1:] == local[:-1] + length[:-1]
     if not touches.any():
-        return Segments(remote, local, length)
-    touches &= remote[1:] == remote[:-1] + length[:-1]
+        return Segments(reads.remote + region, local, length)
+    touches &= reads.follows
     touches &= channel[1:] == channel[:-1]
-    starts = np.concatenate(([0], np.flatnonzero(~touches) + 1))
-    return Segments(remote[starts], local[starts], np.add.reduceat(length, starts))
+    starts = np.flatnonzero(np.concatenate((_FIRST, ~touches)))
+    return Segments(reads.remote[starts] + region, local[starts], np.add.reduceat(length, starts))
+
+
+_FIRST = np.ones(1, dtype=np.bool_)
