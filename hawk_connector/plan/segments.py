@@ -169,11 +169,10 @@ def _segments(
     if layout.max_blocks is not None and placement.num_blocks > layout.max_blocks:
         raise ValueError(f"{layout.banks} shards hold {layout.max_blocks} blocks; the pool has {placement.num_blocks}")
     reads = _reads(plan, skip_blocks)
-    rule = layout.rule
     # Bank and offset depend on block and run alone, not on the pool.
     page = (ids * layout.pages_per_unit)[:, :, None] + reads.first_page
     page = page.reshape(len(ids), -1)
-    bank, offset = rule.bank(page), rule.offset(page)
+    bank, offset = layout.rule.place(page)
     channel = bank[:, reads.start] + reads.origin
     local = placement.flat_origins[channel] + (offset[:, reads.start] + placement.buffers[reads.pool])
     return [_merged(reads, region, local[parcel], channel[parcel]) for parcel, region in enumerate(regions)]

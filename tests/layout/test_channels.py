@@ -35,9 +35,11 @@ def test_pages_lie_where_they_are_dealt(name: str, banks: int, shard: int, data:
     pages = data.draw(st.lists(st.integers(0, last), min_size=1, max_size=8))
     wanted = [deal(page, dealt_banks, dealt_shard) for page in pages]
     assert [(rule.bank(page), rule.offset(page)) for page in pages] == [(bank, slot * PITCH) for bank, slot in wanted]
+    assert [rule.place(page) for page in pages] == [(bank, slot * PITCH) for bank, slot in wanted]
     many = np.array(pages, dtype=np.int64)
     assert rule.bank(many).tolist() == [bank for bank, _ in wanted]
     assert rule.offset(many).tolist() == [slot * PITCH for _, slot in wanted]
+    assert [row.tolist() for row in rule.place(many)] == [[bank for bank, _ in wanted], rule.offset(many).tolist()]
     byte = data.draw(st.integers(0, PITCH - 1))
     assert [rule.page_at(bank, slot * PITCH + byte) for bank, slot in wanted] == [(page, byte) for page in pages]
 
