@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from hawk_connector import __version__
+from hawk_connector.cli.layouts_command import layouts
 from hawk_connector.cli.output import console as plain_console
 from hawk_connector.cli.plan_command import plan
 from hawk_connector.errors import HawkError
@@ -110,6 +111,7 @@ def model(
 
 
 app.command()(plan)
+app.command()(layouts)
 
 
 if __name__ == "__main__":

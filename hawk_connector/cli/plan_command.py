@@ -29,7 +29,9 @@ def plan(
     tp: Annotated[int, typer.Option(min=1, max=1024, help="Tensor parallel size of the prefill side.")] = 1,
     chips: Annotated[int, typer.Option(min=1, max=1024, help="Chips of the decode side.")] = 1,
     tokens: Annotated[int, typer.Option(min=1, max=1 << 24, help="Tokens of the prompt.")] = 1024,
-    dtype: Annotated[Dtype, typer.Option(help="KV dtype of the decode side.")] = Dtype.bfp8,
+    dtype: Annotated[
+        Dtype | None, typer.Option(help="KV dtype of the decode side. Default: the layout's, bfp8 for TTNN's.")
+    ] = None,
     pool: Annotated[Pool, typer.Option(help="Kind of the decode side's pools.")] = Pool.cross_layer,
     blocks: Annotated[
         Blocks, typer.Option(help="Ids of the decode side's blocks: no two neighbours, falling by one, rising by one.")
@@ -42,6 +44,9 @@ def plan(
             f"paired with the prefill side; the first is planned. Default: {_DEVICE}."
         ),
     ] = None,
+    layout: Annotated[str, typer.Option(help="How the decode side stores KV, a name of `hawk layouts`.")] = (
+        "ttnn-interleaved"
+    ),
     parcel_tokens: Annotated[int, typer.Option(min=1, help="parcel_tokens of the prefill side.")] = 512,
     send_buffer_bytes: Annotated[int, typer.Option(min=1, help="send_buffer_bytes of a prefill rank.")] = 1 << 30,
     link_gbps: Annotated[float, typer.Option(min=0.001, help="The link, in 10^9 bits a second.")] = _LINK.gbps,
@@ -56,18 +61,21 @@ def plan(
     Exit code: 0; 2 where something named is unknown, or where the two sides cannot be paired.
     """
     from . import plan_count
+    from .catalog_pool import device_entry, layout_entry
     from .named_models import model_kv
 
     try:
+        entry = layout_entry(layout)
         request = plan_count.PlanRequest(
             model=model_kv(model),
             ranks=tp,
             chips=chips,
             tokens=tokens,
-            dtype=dtype,
+            dtype=dtype or Dtype.of_codec(entry.codec),
             pool=pool.value,
             blocks=blocks,
-            devices=plan_count.devices_named(device or [_DEVICE]),
+            entry=entry,
+            devices=tuple(device_entry(name) for name in device or [_DEVICE]),
             block_size=block_size,
             parcel_tokens=parcel_tokens,
             send_buffer_bytes=send_buffer_bytes,
@@ -89,12 +97,11 @@ def plan(
 
 
 def _draw(request: PlanRequest, file: Path) -> None:
-    from .plan_count import block_ids
     from .plan_picture import draw_block
 
     device = request.devices[0]
-    block = int(block_ids(request.blocks, request.block_count)[0])
-    chip = "the chip" if request.chips == 1 else f"each of {request.chips} chips"
-    draw_block(
-        request.layout(device), block, f"Where block {block} of {request.model.name} lies: {device.name}, {chip}", file
-    )
+    block = int(request.block_ids[0])
+    chips = "1 chip" if request.chips == 1 else f"each of {request.chips} chips"
+    memory = f"{device.name}, {chips}" if request.entry.needs_device else chips
+    title = f"Where block {block} of {request.model.name} lies: {request.entry.name}, {memory}"
+    draw_block(request.layout(device), block, title, file)

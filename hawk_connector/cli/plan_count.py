@@ -6,24 +6,24 @@ each parcel's reads are made for decode's block ids.  Nothing here estimates but
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from hawk_connector.errors import ConfigError, PairingRefused
-from hawk_connector.layout.catalog import DEVICES, DeviceEntry
+from hawk_connector.errors import PairingRefused
+from hawk_connector.layout.catalog import DeviceEntry, LayoutEntry
 from hawk_connector.layout.kv_pool import KVPoolLayout, PoolKind
-from hawk_connector.plan.pairing import DecodeFacts, Pairing, PrefillFacts, chip_heads, pair
+from hawk_connector.plan.pairing import DecodeFacts, Pairing, PrefillFacts, pair
 from hawk_connector.plan.segments import PoolPlacement, pool_segments
 from hawk_connector.protocol.regions import RegionAllocator
 
-from .named_models import ModelKV, nearest
+from .catalog_pool import model_pool
+from .named_models import ModelKV
 from .plan_options import Blocks, Dtype, LinkModel
 
-__all__ = ["ParcelCount", "PlanReport", "PlanRequest", "RankReport", "block_ids", "devices_named", "plan_report"]
+__all__ = ["ParcelCount", "PlanReport", "PlanRequest", "RankReport", "plan_report"]
 
 # Host addresses of banks that nobody has: far enough apart that no two of them touch.
 _BANK_SPAN = 1 << 44
@@ -34,7 +34,8 @@ class PlanRequest:
     """One request from one prefill side to one decode side.
 
     ``ranks``: prefill's tensor parallel size.  ``devices``: the chips of the decode side to plan for; more where the
-    prefill side is paired with others too, which decides whether it can pack before it is asked.
+    prefill side is paired with others too, which decides whether it can pack before it is asked.  ``entry``: how
+    all of them store KV.
     """
 
     model: ModelKV
@@ -44,6 +45,7 @@ class PlanRequest:
     dtype: Dtype
     pool: PoolKind
     blocks: Blocks
+    entry: LayoutEntry
     devices: tuple[DeviceEntry, ...]
     block_size: int
     parcel_tokens: int
@@ -51,23 +53,34 @@ class PlanRequest:
     link: LinkModel
 
     @property
+    def block_ids(self) -> NDArray[np.int64]:
+        """Decode's blocks of the request.  They begin at 1: block 0 is vLLM's null block and no request's."""
+        count = self.block_count
+        if self.blocks is Blocks.scattered:
+            return np.arange(count, dtype=np.int64) * 2 + 1
+        ids = np.arange(count, dtype=np.int64) + 1
+        return ids[::-1].copy() if self.blocks is Blocks.descending else ids
+
+    @property
+    def pool_blocks(self) -> int:
+        """Blocks of a pool that is just large enough."""
+        return int(self.block_ids.max()) + 1
+
+    @property
     def block_count(self) -> int:
         return -(-self.tokens // self.block_size)
 
     def layout(self, device: DeviceEntry) -> KVPoolLayout:
         """The pool that every chip of the decode side has."""
-        shape = self.model.shape
-        split = chip_heads(shape.kv_heads, self.chips)
-        return KVPoolLayout(
+        return model_pool(
+            self.entry,
+            device,
+            self.model.shape,
             kind=self.pool,
-            layers=shape.layers,
             chips=self.chips,
-            heads=len(split[0]) if split else max(1, shape.kv_heads // self.chips),
             block_size=self.block_size,
-            head_dim=shape.head_dim,
+            num_blocks=self.pool_blocks,
             codec=self.dtype.codec,
-            banks=device.banks,
-            alignment=device.alignment,
         )
 
     def pairing(self, device: DeviceEntry, rank: int) -> Pairing:
@@ -108,7 +121,7 @@ class PlanReport(msgspec.Struct, frozen=True):
 
     ``bytes_per_segment``: the length of every segment where all are equal, else the mean; ``smallest_segment`` and
     ``largest_segment`` say which.  ``streams``, ``segments`` and ``wire_bytes`` are the whole request's: all ranks, all
-    parcels.  ``bf16_wire_bytes``: what the same blocks take in bf16.  ``predicted_s`` is ``bytes_s + reads_s``.
+    parcels.  ``bf16_wire_bytes``: the same blocks in bf16, without padding.  ``predicted_s`` is ``bytes_s + reads_s``.
     """
 
     model: str
@@ -121,6 +134,7 @@ class PlanReport(msgspec.Struct, frozen=True):
     dtype: str
     pool: str
     block_ids: str
+    layout: str
     device: str
     tp: int
     chips: int
@@ -146,30 +160,13 @@ class PlanReport(msgspec.Struct, frozen=True):
     ranks: tuple[RankReport, ...]
 
 
-def devices_named(names: Sequence[str]) -> tuple[DeviceEntry, ...]:
-    """The catalog's entries; ConfigError names the nearest for one that it does not have."""
-    known = {entry.name: entry for entry in DEVICES}
-    for name in names:
-        if name not in known:
-            raise ConfigError(f"device {name!r} is not in the catalog", fix=nearest(name, list(known)))
-    return tuple(known[name] for name in names)
-
-
-def block_ids(pattern: Blocks, count: int) -> NDArray[np.int64]:
-    """Ids of ``count`` blocks.  They begin at 1: block 0 is vLLM's null block and no request's."""
-    if pattern is Blocks.scattered:
-        return np.arange(count, dtype=np.int64) * 2 + 1
-    ids = np.arange(count, dtype=np.int64) + 1
-    return ids[::-1].copy() if pattern is Blocks.descending else ids
-
-
 def plan_report(request: PlanRequest) -> PlanReport:
     """Counts the plan of ``request``.  Raises PairingRefused where its sides cannot be paired."""
     device = request.devices[0]
     pairings = [request.pairing(device, rank) for rank in range(request.ranks)]
     layout = request.layout(device)
-    ids = block_ids(request.blocks, request.block_count)
-    placement = _placement(layout, device, int(ids.max()) + 1)
+    ids = request.block_ids
+    placement = _placement(layout, device, request.pool_blocks)
     parcels: dict[int, list[int]] = {}  # index: blocks, streams, segments, bytes
     ranks, lengths = [], []
     for rank, pairing in enumerate(pairings):
@@ -210,15 +207,16 @@ def plan_report(request: PlanRequest) -> PlanReport:
         dtype=request.dtype.value,
         pool=request.pool,
         block_ids=request.blocks.value,
-        device=device.name,
+        layout=request.entry.name,
+        device=device.name if request.entry.needs_device else "one region",
         tp=request.ranks,
         chips=request.chips,
-        banks=device.banks,
+        banks=layout.banks,
         heads_per_chip=layout.heads,
         pages_per_unit=layout.pages_per_unit,
         page_bytes=layout.page_pitch,
         wire_bytes=nbytes,
-        bf16_wire_bytes=_bf16_bytes(request, pairings),
+        bf16_wire_bytes=_bf16_bytes(request, layout),
         streams=sum(rank.streams for rank in ranks),
         segments=segments,
         bytes_per_segment=smallest if smallest == largest else nbytes / segments,
@@ -255,12 +253,10 @@ def _placement(layout: KVPoolLayout, device: DeviceEntry, num_blocks: int) -> Po
     return PoolPlacement(banks * _BANK_SPAN, buffers, num_blocks)
 
 
-def _bf16_bytes(request: PlanRequest, pairings: Sequence[Pairing]) -> int:
-    total = 0
-    for pairing in pairings:
-        wide = msgspec.structs.replace(pairing.layout, codec="bfloat16")
-        total += replace(pairing, layout=wide).plan(request.block_count).nbytes
-    return total
+def _bf16_bytes(request: PlanRequest, layout: KVPoolLayout) -> int:
+    """What a connector moves that leaves K and V in bf16: whole blocks without padding, to every chip."""
+    tokens = request.block_count * request.block_size
+    return 2 * layout.layers * layout.chips * layout.heads * tokens * layout.head_dim * 2
 
 
 def _eager(request: PlanRequest) -> tuple[bool, str]:

@@ -13,12 +13,19 @@ class Dtype(str, Enum):
 
     fp32 = "fp32"
     bf16 = "bf16"
+    fp16 = "fp16"
     bfp8 = "bfp8"
     bfp4 = "bfp4"
+    bfp2 = "bfp2"
+
+    @classmethod
+    def of_codec(cls, codec: str) -> Dtype:
+        """The dtype that a layout's codec of that name stores."""
+        return next(dtype for dtype in cls if dtype.codec == codec)
 
     @property
     def codec(self) -> str:
-        return {"fp32": "float32", "bf16": "bfloat16"}.get(self.value, self.value)
+        return {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}.get(self.value, self.value)
 
 
 class Pool(str, Enum):

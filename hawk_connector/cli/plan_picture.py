@@ -7,6 +7,7 @@ tile.  matplotlib is imported here only, when a picture is asked for.
 from __future__ import annotations
 
 import colorsys
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,9 @@ __all__ = ["BlockTiles", "block_tiles", "draw_block"]
 _KV = ("K", "V")
 # Hues that stay apart for people who do not see red and green alike; they repeat after eight heads.
 _HUES = (0.58, 0.08, 0.42, 0.83, 0.15, 0.70, 0.0, 0.50)
-_MOST_LABELLED_SLOTS = 24
+# With more slots than these: short labels; no labels.
+_TALL_SLOTS = 6
+_LABELLED_SLOTS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +71,14 @@ def draw_block(layout: KVPoolLayout, block: int, title: str, file: Path, layer: 
     figure_of = _matplotlib()
     zoom = [block_tiles(layout, block, layer, kv) for kv in range(2)]
     slots = int(np.ptp(zoom[0].slot)) + 1
-    width, height = 5.6 + 1.05 * layout.banks, max(6.4, 2.6 + 1.3 * min(slots, _MOST_LABELLED_SLOTS))
+    across = 1.05 * max(layout.banks, 4)
+    width = 5.6 + across
+    height = max(6.4, 2.6 + 2 * _slot_height(slots, int(np.ptp(zoom[0].bank)) + 1) * min(slots, _LABELLED_SLOTS))
     figure = figure_of(figsize=(width, height))
     grid = figure.add_gridspec(
         2,
         3,
-        width_ratios=(1.7, 1.7, 1.05 * layout.banks),
+        width_ratios=(1.7, 1.7, across),
         hspace=2.0 / (height - 2.75),
         wspace=4.2 / width,
         left=0.95 / width,
@@ -83,7 +88,7 @@ def draw_block(layout: KVPoolLayout, block: int, title: str, file: Path, layer: 
     )
     left = 0.15 / width
     figure.text(left, 1 - 0.1 / height, title, ha="left", va="top", fontsize=14, weight="bold")
-    about = _caption(layout)
+    about = _caption(layout, block)
     figure.text(left, 1 - 0.42 / height, about, ha="left", va="top", fontsize=9.5, color="0.25", linespacing=1.5)
     for kv in range(2):
         _draw_depth(figure.add_subplot(grid[:, kv]), layout, block, kv, layer)
@@ -96,14 +101,24 @@ def draw_block(layout: KVPoolLayout, block: int, title: str, file: Path, layer: 
         raise ConfigError(f"cannot draw into {file}: {error}", fix="End the file's name in .png or .svg.") from None
 
 
-def _caption(layout: KVPoolLayout) -> str:
-    unit = "the whole depth of a block" if layout.kind == "cross_layer" else "one layer of a block"
-    pages = -(-layout.pages_per_unit // layout.banks)
-    most = "" if layout.pages_per_unit % layout.banks == 0 else "up to "
+def _slot_height(slots: int, banks: int) -> float:
+    """Inches of a tile with its label: one line where it has the whole width, four where there is room, else two."""
+    if banks == 1:
+        return 0.24
+    return 0.65 if slots <= _TALL_SLOTS else 0.34
+
+
+def _caption(layout: KVPoolLayout, block: int) -> str:
+    unit = "the whole depth" if layout.kind == "cross_layer" else "each layer"
+    first = block * layout.pages_per_unit
+    banks = Counter(layout.rule.bank(page) for page in range(first, first + layout.pages_per_unit))
+    least, most = min(banks.values()), max(banks.values())
+    pages = f"{most:,} pages" if least == most else f"{least:,} or {most:,} pages"
+    nbytes = " or ".join(f"{count * layout.page_pitch:,}" for count in sorted({least, most}))
     return (
-        f"Pool {layout.kind}, {layout.codec}: {unit}, K or V, is one run of {most}{pages:,} pages "
-        f"({pages * layout.page_pitch:,} bytes) in each of {layout.banks} banks.\n"
-        f"A page is a tile of 32 tokens x 32 dims, {layout.page_pitch:,} bytes. Hue: KV head on this chip. "
+        f"{layout.kind}, {layout.codec}: {unit} of a block, K or V, is {pages} ({nbytes} bytes) "
+        f"in {'one bank' if len(banks) == 1 else f'each of {len(banks)} banks'}.\n"
+        f"A page has {layout.page_elements:,} elements, {layout.page_pitch:,} bytes. Hue: KV head on this chip. "
         "Shade: layer, the first is the lightest."
     )
 
@@ -126,37 +141,44 @@ def _draw_depth(axes: Any, layout: KVPoolLayout, block: int, kv: int, marked: in
     axes.set_xlabel("bank")
     step = max(1, -(-layout.layers // 10))
     shown = list(range(0, layout.layers, step))
-    axes.set_yticks([float(rows[layer].min()) for layer in shown], [str(layer) for layer in shown])
+    # Where layers lie beside each other in different banks, the first of them has the label.
+    ticks = {int(rows[layer].min()): layer for layer in reversed(shown)}
+    axes.set_yticks(list(ticks), [str(layer) for layer in ticks.values()])
     axes.set_ylabel("layer (down: rising address)" if kv == 0 else "")
     axes.set_xticks(np.arange(layout.banks + 1) - 0.5, minor=True)
     axes.grid(which="minor", axis="x", color="white", linewidth=2)
     axes.tick_params(which="minor", length=0)
     top, bottom = float(rows[marked].min()) - 0.5, float(rows[marked].max()) + 0.5
-    axes.plot(
-        [-0.5, layout.banks - 0.5, layout.banks - 0.5, -0.5, -0.5],
-        [top, top, bottom, bottom, top],
-        color="black",
-        linewidth=1.6,
-        clip_on=False,
-    )
+    first, last = float(layers[marked].bank.min()) - 0.5, float(layers[marked].bank.max()) + 0.5
+    frame = ([first, last, last, first, first], [top, top, bottom, bottom, top])
+    axes.plot(*frame, color="black", linewidth=1.6, clip_on=False)
 
 
 def _draw_layer(axes: Any, layout: KVPoolLayout, tiles: BlockTiles) -> None:
     """One layer of K or V, tile by tile."""
     first, last = int(tiles.slot.min()), int(tiles.slot.max())
-    labelled = last - first < _MOST_LABELLED_SLOTS
+    slots = last - first + 1
+    labelled, tall = slots <= _LABELLED_SLOTS, slots <= _TALL_SLOTS
+    banks = range(int(tiles.bank.min()), int(tiles.bank.max()) + 1)
+    size = 8.0 if len(banks) == 1 else 7.2 if tall else 6.2
     for i, (bank, slot, head) in enumerate(zip(tiles.bank, tiles.slot, tiles.head, strict=True)):
         across = [bank - 0.47, bank + 0.47, bank + 0.47, bank - 0.47]
         down = [slot - 0.44, slot - 0.44, slot + 0.44, slot + 0.44]
         axes.fill(across, down, color=_colour(int(head), layout.layers // 3, layout.layers))
         if labelled:
-            text = f"head {head}\ntok {tiles.tokens[i] or 'none'}\ndim " + tiles.dims[i].replace(", ", ",\n")
-            axes.text(bank, slot, text, ha="center", va="center", fontsize=7.2, linespacing=1.1)
-    axes.set_xlim(-0.55, layout.banks - 0.45)
+            tokens, dims = tiles.tokens[i] or "none", tiles.dims[i]
+            if len(banks) == 1:
+                text = f"head {head}, tok {tokens}, dim {dims}"
+            elif tall:
+                text = f"head {head}\ntok {tokens}\ndim " + dims.replace(", ", ",\n")
+            else:
+                text = f"h{head} t{tokens}\nd" + dims.replace(", ", ",")
+            axes.text(bank, slot, text, ha="center", va="center", fontsize=size, linespacing=1.1)
+    axes.set_xlim(banks[0] - 0.55, banks[-1] + 0.55)
     axes.set_ylim(last + 0.55, first - 0.55)
-    axes.set_xticks(range(layout.banks))
+    axes.set_xticks(banks)
     axes.set_xlabel("bank")
-    step = 1 if labelled else -(-(last - first + 1) // 16)
+    step = 1 if slots <= 16 else -(-slots // 16)
     axes.set_yticks(range(first, last + 1, step))
     axes.set_ylabel(f"slot of the bank ({layout.page_pitch:,} bytes)")
     order = ", dims in the NPU's RoPE order" if layout.tensor_layout(tiles.kv).dim_order is not None else ""

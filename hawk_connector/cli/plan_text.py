@@ -37,10 +37,10 @@ def _totals(report: PlanReport) -> RenderableType:
     ratio = report.wire_bytes / report.bf16_wire_bytes
     rows = {
         "model": f"{report.model}: {report.layers} layers, {report.kv_heads} KV heads, head_dim {report.head_dim}",
-        "sides": f"{_count(report.tp, 'prefill rank')} -> {_count(report.chips, 'chip')} of {report.device} "
-        f"({report.banks} banks, {_count(report.heads_per_chip, 'KV head')} each)",
-        "pool": f"{report.pool}, {report.dtype}; a unit is {report.pages_per_unit:,} pages of {report.page_bytes:,} "
-        "bytes",
+        "sides": f"{_count(report.tp, 'prefill rank')} -> {_count(report.chips, 'chip')} ({report.device}, "
+        f"{_count(report.banks, 'bank')}, {_count(report.heads_per_chip, 'KV head')} each)",
+        "pool": f"{report.layout}, {report.pool}, {report.dtype}; a unit is {report.pages_per_unit:,} pages "
+        f"of {report.page_bytes:,} bytes",
         "request": f"{report.tokens:,} tokens in {report.blocks:,} {report.block_ids} blocks of {report.block_size}, "
         f"{_count(len(report.parcels), 'parcel')}",
         "wire bytes": f"{report.wire_bytes:,} ({ratio:.1%} of bf16's {report.bf16_wire_bytes:,})",

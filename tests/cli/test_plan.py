@@ -120,6 +120,29 @@ def test_decode_sides_with_different_layouts_are_packed_for_on_demand() -> None:
     assert figures["banks"] == 8
 
 
+def test_nd_shards_put_a_block_of_a_layer_into_one_bank() -> None:
+    """16 blocks x 80 layers x K, V x 4 chips; a run is a row's 16 tiles."""
+    words = ("--model", "llama-3.1-70b", "--tp", "4", "--chips", "4", "--pool", "per_layer")
+    figures = plan(*words, "--layout", "ttnn-nd-sharded")
+    assert (figures["segments"], figures["bytes_per_segment"]) == (16 * 80 * 2 * 4, 16 * 1_088)
+
+
+@pytest.mark.parametrize(("layout", "dtype"), [("ascend-310p", "fp16"), ("tpu-bf16", "bf16"), ("linear", "bf16")])
+def test_one_region_is_one_segment_for_a_unit(layout: str, dtype: str) -> None:
+    """Llama-3.1-8B: 16 blocks of 32 layers x 8 heads x 64 tokens x 128 dims of two bytes, K and V."""
+    figures = plan("--model", "llama-3.1-8b", "--layout", layout)
+    assert (figures["dtype"], figures["banks"], figures["segments"]) == (dtype, 1, 32)
+    assert figures["bytes_per_segment"] == 32 * 8 * 64 * 128 * 2
+    assert figures["wire_bytes"] == figures["bf16_wire_bytes"]
+
+
+def test_padding_is_on_the_wire(tmp_path: Path) -> None:
+    """head_dim 80 takes three tiles of 32; the KV itself has 80 dims."""
+    figures = plan("--model", config_file(tmp_path, head_dim=80), "--tokens", "64", "--dtype", "bf16")
+    assert figures["wire_bytes"] == 2 * 3 * 2 * 64 * 96 * 2
+    assert figures["bf16_wire_bytes"] == 2 * 3 * 2 * 64 * 80 * 2
+
+
 def test_a_config_file_is_read(tmp_path: Path) -> None:
     """hidden_size / heads where head_dim is not given; 3 layers x 2 heads x 64 dims x 64 tokens x K, V in fp32."""
     words = ("--tokens", "64", "--dtype", "fp32")
@@ -156,6 +179,8 @@ def test_neither_torch_nor_vllm_is_imported() -> None:
     ("words", "texts"),
     [
         (("--model", "llama-3-70b"), ["'llama-3-70b' is no model known by name", "Did you mean 'llama-3.1-70b'?"]),
+        (("--model", "smollm2-135m", "--layout", "ttnn"), ["layout 'ttnn'", "ttnn-interleaved"]),
+        (("--model", "smollm2-135m", "--layout", "linear", "--dtype", "bfp8"), ["kv_dtype: ", "bfloat16"]),
         (("--model", "smollm2-135m", "--device", "p150"), ["'p150'", "Did you mean 'blackhole-p150'?"]),
         (
             ("--model", "llama-3.1-8b", "--tp", "3", "--chips", "5"),
