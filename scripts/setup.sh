@@ -11,8 +11,8 @@ cd "$(dirname "$0")/.."
 venv=.venv
 stamps=$venv/.stamps
 
-say() { printf '==> %s\n' "$*"; }
-fail() { printf 'setup: %s\n' "$*" >&2; exit 1; }
+# shellcheck source=scripts/steps.sh
+source scripts/steps.sh
 
 is_311() { "$1" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' >/dev/null 2>&1; }
 
@@ -50,20 +50,6 @@ for library, package in needed.items():
 if shutil.which("cc") is None:
     print("build-essential")
 PY
-}
-
-# step NAME "TEXT" "INPUT FILES" COMMAND...: runs COMMAND unless the inputs' hash is that of its last success.
-step() {
-    local name=$1 text=$2 inputs=$3 now
-    shift 3
-    # shellcheck disable=SC2086  # a list of files
-    now=$( { cat $inputs; printf '%s\n' "$*"; } | sha256sum | cut -d' ' -f1)
-    if [[ -f $stamps/$name && $(<"$stamps/$name") == "$now" ]]; then
-        return
-    fi
-    say "$text"
-    "$@"
-    printf '%s' "$now" >"$stamps/$name"
 }
 
 pip_install() { "$venv/bin/python" -m pip install --disable-pip-version-check --progress-bar off "$@"; }

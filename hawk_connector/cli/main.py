@@ -10,10 +10,10 @@ import typer
 from rich.console import Console
 
 from hawk_connector import __version__
+from hawk_connector.cli.layouts_command import layouts
+from hawk_connector.cli.output import console as plain_console
+from hawk_connector.cli.plan_command import plan
 from hawk_connector.errors import HawkError
-
-# Tables that go into a file or a log are not cut to 80 columns.
-_WIDTH_OF_FILES = 110
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -70,11 +70,8 @@ def demo(
     from hawk_connector.cli import demo
     from hawk_connector.cli.processes import StopRequested
 
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=_WIDTH_OF_FILES)
     try:
-        held = demo.run(logs, json_file, console)
+        held = demo.run(logs, json_file, plain_console())
     except StopRequested:
         typer.echo("stopped", err=True)
         raise typer.Exit(130) from None
@@ -111,6 +108,10 @@ def model(
         name or DEFAULT_MODEL, lambda text: errors.print(text, markup=False, highlight=False, soft_wrap=True)
     )
     typer.echo(path)
+
+
+app.command()(plan)
+app.command()(layouts)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ axis' terms fit in a table.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -84,3 +84,47 @@ class AxisOrder:
             shape[position] = -1
             total = total + self.terms(axis).reshape(shape)
         return total
+
+    def offset(self, index: Mapping[str, int]) -> int:
+        """Offset of one element, in elements; axes that ``index`` lacks are 0.
+
+        ValueError where an index is out of its axis, or names an axis that the order does not have.
+        """
+        total = 0
+        left = {}
+        for axis, value in index.items():
+            extent = self.extent(axis)
+            if not any(factor.axis == axis for factor in self.factors):
+                raise ValueError(f"this order has no axis {axis!r}; it has {', '.join(self.axes)}")
+            if not 0 <= value < extent:
+                raise ValueError(f"{axis} must lie in 0..{extent - 1}; got {value}")
+            left[axis] = value
+        for factor in reversed(self.factors):
+            value = left.get(factor.axis, 0)
+            left[factor.axis], digit = divmod(value, factor.extent)
+            total += digit * factor.stride
+        return total
+
+    def index(self, offset: int) -> dict[str, int]:
+        """Index of the element at ``offset``, by axis: the inverse of ``offset``.
+
+        ValueError where no element lies there.
+        """
+        digits: dict[int, int] = {}
+        rest = offset
+        for place in sorted(range(len(self.factors)), key=lambda i: -self.factors[i].stride):
+            factor = self.factors[place]
+            # A factor of one value adds nothing, whatever its stride.
+            digits[place] = min(rest // factor.stride, factor.extent - 1) if factor.extent > 1 else 0
+            rest -= digits[place] * factor.stride
+        if rest or offset < 0:
+            raise ValueError(f"no element lies at offset {offset} of an order of {self.size} elements")
+        index = dict.fromkeys(self.axes, 0)
+        for place, factor in enumerate(self.factors):
+            index[factor.axis] = index[factor.axis] * factor.extent + digits[place]
+        return index
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """Axes of the order, each once, in the order of their first factors."""
+        return tuple(dict.fromkeys(factor.axis for factor in self.factors))

@@ -34,14 +34,27 @@ class Codec:
         """Bytes of shared exponents at the head of a page of ``elements``."""
         return elements // self.group if self.group else 0
 
+    def element_bit(self, element: int, elements: int) -> int:
+        """First bit of an element in a page of ``elements``, counted from the page's first byte, low bits first."""
+        return 8 * self.exponent_bytes(elements) + element * self.bits
+
     def page_bytes(self, elements: int) -> int:
         """Bytes of a page of ``elements`` (1024 for a TTNN tile: 4096, 2048, 1088, 576 or 320)."""
         return self.exponent_bytes(elements) + elements * self.bits // 8
+
+    def page_elements(self, nbytes: int) -> int:
+        """Elements of a page of ``nbytes``: the inverse of ``page_bytes``.  ValueError where no page has this size."""
+        group_bits = 8 + self.group * self.bits if self.group else self.bits
+        groups, rest = divmod(nbytes * 8, group_bits)
+        if rest:
+            raise ValueError(f"no page of {self.name} has {nbytes} bytes")
+        return groups * (self.group or 1)
 
 
 CODECS: tuple[Codec, ...] = (
     Codec("float32", 32),
     Codec("bfloat16", 16),
+    Codec("float16", 16),
     Codec("bfp8", 8, group=16, magnitude_bits=7),
     Codec("bfp4", 4, group=16, magnitude_bits=3),
     Codec("bfp2", 2, group=16, magnitude_bits=1),

@@ -10,11 +10,10 @@ from dataclasses import dataclass
 import msgspec
 
 from ..errors import Mismatch
-from ..layout.codec import CODECS
 from ..layout.kv_pool import KVPoolLayout
 from ..layout.kv_shape import Extent, KVShape
-from ..layout.tensor_layout import TILE
-from .parcel import ChipShare, ParcelPlan
+from ..layout.tilings import TILINGS, Tiling
+from .parcel import ChipShare, ParcelPlan, classes_fit
 
 __all__ = ["DecodeFacts", "Pairing", "PrefillFacts", "chip_heads", "pair", "rank_heads"]
 
@@ -162,11 +161,12 @@ def _layout_mismatches(prefill: PrefillFacts, layout: KVPoolLayout) -> list[Mism
                 "the decode side's pools do not fit its own model: check the device package",
             )
         )
-    if layout.codec not in {c.name for c in CODECS}:
-        names = ", ".join(c.name for c in CODECS)
-        found.append(Mismatch("kv_dtype", f"{known} {names}", layout.codec, "choose one of these kv_dtype"))
-    if layout.head_dim % TILE:
-        found.append(Mismatch("head_dim", f"{known} tiles of {TILE} dims", str(layout.head_dim), "no flag mends this"))
+    tiling = next((t for t in TILINGS if t.name == layout.tiling), None)
+    if tiling is None:
+        names = ", ".join(t.name for t in TILINGS)
+        found.append(Mismatch("tiling", f"{known} {names}", layout.tiling, "serve one HAWK version on both sides"))
+    else:
+        found.extend(_tiling_mismatches(layout, tiling, known))
     if layout.block_size % 16 or not 16 <= layout.block_size <= 4096:
         found.append(
             Mismatch(
@@ -187,6 +187,31 @@ def _layout_mismatches(prefill: PrefillFacts, layout: KVPoolLayout) -> list[Mism
                 "check the device's bank table",
             )
         )
+    if layout.channels == "linear" and layout.banks != 1:
+        found.append(
+            Mismatch("banks", f"{known} 1 bank in linear memory", str(layout.banks), "check the device package")
+        )
+    rotary = layout.rotary_dim
+    if rotary is not None and layout.rope_interleaved and (rotary % 2 or rotary > layout.head_dim):
+        found.append(
+            Mismatch(
+                "rotary_dim",
+                f"{known} an even number of at most {layout.head_dim} dims",
+                str(rotary),
+                "the decode side's rotary_dim does not fit its own model: check the device package",
+            )
+        )
+    if not found and not classes_fit(layout):
+        found.append(
+            Mismatch(
+                "shard_rows",
+                f"{known} whole shards for each block, or whole blocks in each shard",
+                f"shards of {layout.rule.shard_pages} pages, units of {layout.pages_per_unit}",
+                f"set shard_rows on the decode side to a divisor or a multiple of {layout.layers}"
+                if layout.kind == "cross_layer"
+                else "check the device package",
+            )
+        )
     if not prefill.rope_half_split and layout.rope_interleaved:
         found.append(
             Mismatch(
@@ -196,4 +221,17 @@ def _layout_mismatches(prefill: PrefillFacts, layout: KVPoolLayout) -> list[Mism
                 "set rope_interleaved to false on the decode side",
             )
         )
+    return found
+
+
+def _tiling_mismatches(layout: KVPoolLayout, tiling: Tiling, known: str) -> list[Mismatch]:
+    """What keeps a pool of this shape from being stored in ``tiling``."""
+    found = []
+    if layout.codec not in tiling.codecs:
+        names = ", ".join(tiling.codecs)
+        found.append(Mismatch("kv_dtype", f"{known} {names}", layout.codec, "choose one of these kv_dtype"))
+    for field, axis, extent in (("head_dim", "dim", layout.head_dim), ("block_size", "token", layout.block_size)):
+        if extent % tiling.tile(axis) and axis not in tiling.padded:
+            fix = f"{tiling.name} does not pad: {field} must be a multiple of {tiling.tile(axis)}"
+            found.append(Mismatch(field, f"{known} tiles of {tiling.tile(axis)}", str(extent), fix))
     return found

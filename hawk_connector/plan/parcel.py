@@ -1,9 +1,11 @@
 """How one parcel lies in the send buffer: a row for each page, streams by chip and page class.
 
-Page ``i`` of any unit has class ``i % banks``; all pages of a unit's class lie one after another in one bank, whatever
-the unit's block id is, so a stream is made by class and packing needs no block ids of the decode side.  Streams of a
-parcel lie one after another: chip, then class; inside a stream: pool, then block, then page.  That is the order in
-which the bytes lie in the destination when decode's blocks are consecutive.
+All pages of one class of a unit lie one after another in one bank, whatever the unit's block id is, so a stream is
+made by class and packing needs no block ids of the decode side.  Page ``i`` of a unit has class ``i % banks`` where
+pages are interleaved; ``i // shard pages % banks`` where a unit is several shards; and 0 where a unit lies inside one
+shard or memory is one region.  Streams of a parcel lie one after another: chip, then class; inside a stream: pool,
+then block, then page.  That is the order in which the bytes lie in the destination when decode's blocks are
+consecutive.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from numpy.typing import NDArray
 
 from ..layout.kv_pool import KVPoolLayout
 
-__all__ = ["ChipShare", "PageRun", "ParcelPlan", "Stream", "UnitPages", "unit_pages"]
+__all__ = ["ChipShare", "PageRun", "ParcelPlan", "Stream", "UnitPages", "classes_fit", "unit_pages"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +31,7 @@ class ChipShare:
 
 @dataclass(frozen=True, slots=True)
 class PageRun:
-    """Pages ``first_page, first_page + banks, ...`` of a unit: neighbours in a bank and in a stream."""
+    """``count`` pages of a unit from ``first_page`` on that are neighbours in a bank and in a stream."""
 
     first_page: int
     count: int
@@ -40,38 +42,58 @@ class UnitPages:
     """The pages of a unit that one rank sends to one chip.
 
     ``page``: page numbers in stream order (class, then page).  ``class_rows``: pages of each class.
+    ``page_class``: class of each page of the unit.
     ``row``: for each page of the unit its index within its class, or -1 where the rank does not send it.
     ``runs``: for each class, the runs of neighbouring pages.
     """
 
     page: NDArray[np.int64]
     class_rows: tuple[int, ...]
+    page_class: NDArray[np.int64]
     row: NDArray[np.int64]
     runs: tuple[tuple[PageRun, ...], ...]
 
 
+def classes_fit(layout: KVPoolLayout) -> bool:
+    """Whether a class of a unit lies in one bank whatever the block: a unit is whole shards, or a shard whole units."""
+    shard, unit = layout.rule.shard_pages, layout.pages_per_unit
+    return unit % shard == 0 or shard % unit == 0
+
+
 @lru_cache(maxsize=256)
 def unit_pages(layout: KVPoolLayout, heads: tuple[int, ...]) -> UnitPages:
-    """Pages of a unit that hold the chip-local ``heads``."""
-    tiles = layout.pages_per_block // layout.heads
-    of_block = np.concatenate([np.arange(h * tiles, (h + 1) * tiles) for h in sorted(heads)])
-    depth = layout.layers if layout.kind == "cross_layer" else 1
-    pages = (np.arange(depth)[:, None] * layout.pages_per_block + of_block).reshape(-1)
+    """Pages of a unit that hold the chip-local ``heads``.
+
+    ValueError where shards cut units unevenly: then no page has a class of its own.
+    """
+    if not classes_fit(layout):
+        raise ValueError(
+            f"a moved unit of {layout.pages_per_unit} pages must be whole shards of {layout.rule.shard_pages} pages, "
+            "or a shard whole units"
+        )
+    banks = layout.banks
+    shard = min(layout.rule.shard_pages, layout.pages_per_unit)
+    of_row = np.sort(layout.tensor_layout(0).head_pages[list(heads)].reshape(-1))
+    depth = layout.pages_per_unit // layout.pages_per_block
+    pages = (np.arange(depth)[:, None] * layout.pages_per_block + of_row).reshape(-1)
+    page_class = np.arange(layout.pages_per_unit, dtype=np.int64) // shard % banks
     row = np.full(layout.pages_per_unit, -1, dtype=np.int64)
     ordered: list[NDArray[np.int64]] = []
     runs: list[tuple[PageRun, ...]] = []
-    for cls in range(layout.banks):
-        members = pages[pages % layout.banks == cls]
+    for cls in range(banks):
+        members = pages[page_class[pages] == cls]
         row[members] = np.arange(len(members))
         ordered.append(members)
-        runs.append(_runs(members, layout.banks))
-    return UnitPages(np.concatenate(ordered), tuple(len(m) for m in ordered), row, tuple(runs))
+        runs.append(_runs(members, shard, banks))
+    return UnitPages(np.concatenate(ordered), tuple(len(m) for m in ordered), page_class, row, tuple(runs))
 
 
-def _runs(members: NDArray[np.int64], banks: int) -> tuple[PageRun, ...]:
+def _runs(members: NDArray[np.int64], shard: int, banks: int) -> tuple[PageRun, ...]:
     if not len(members):
         return ()
-    starts = np.flatnonzero(np.diff(members, prepend=members[0] - 2 * banks) != banks)
+    # Slot in the bank, counted from where the unit's first page of this class lies.
+    slot = members // (shard * banks) * shard + members % shard
+    starts = np.flatnonzero(np.diff(slot, prepend=slot[0] - 2) != 1)
     counts = np.diff(starts, append=len(members))
     return tuple(PageRun(int(members[s]), int(n)) for s, n in zip(starts, counts, strict=True))
 
@@ -136,16 +158,15 @@ class ParcelPlan:
         return tuple(found)
 
     def page_rows(self, share: ChipShare, layer: int, kv: int) -> NDArray[np.int64]:
-        """Where the pages of one layer's K (kv 0) or V (kv 1) go: int64 ``[blocks, heads of the share, tiles]`` rows.
+        """Where the pages of one layer's K (kv 0) or V (kv 1) go: int64 ``[blocks, heads of the share, pages]`` rows.
 
-        ``tiles`` counts a head's tiles of one block in page order.
+        ``pages`` counts a head's pages of one block in page order.
         """
         layout = self.layout
-        tiles = layout.pages_per_block // layout.heads
-        chip_heads = np.array([chip_head for _, chip_head in share.heads], dtype=np.int64)
-        page = layout.first_page_of(layer) + chip_heads[:, None] * tiles + np.arange(tiles)
+        chip_heads = [chip_head for _, chip_head in share.heads]
+        page = layout.first_page_of(layer) + layout.tensor_layout(kv).head_pages[chip_heads]
         pages = self.pages(share)
-        cls = page % layout.banks
+        cls = pages.page_class[page]
         starts = np.array(self.class_rows(share), dtype=np.int64)[cls]
         per_class = np.array(pages.class_rows, dtype=np.int64)[cls]
         unit = layout.pool_of(layer, kv) * self.blocks + np.arange(self.blocks, dtype=np.int64)

@@ -1,4 +1,8 @@
-"""Packing with torch: correct on every device that torch has, vectorised, one layer at a time."""
+"""Packing and unpacking with torch: correct on every device that torch has, vectorised, one layer at a time.
+
+Forward, a request's tokens in a paged row cache become a parcel (``pack_parcel``); backward, a parcel that was read
+out of the pools becomes tokens in a row cache again (``unpack_parcel``).  Both run the same ``Program``.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +12,29 @@ from dataclasses import dataclass
 
 import torch
 
-from ..layout.codec import Codec
-from ..layout.tensor_layout import TILE
 from ..plan.parcel import ChipShare, ParcelPlan
+from .encoding import decode_pages, encode_pages
 from .program import Program, compile_program
 
-__all__ = ["LayerSource", "encode_pages", "gather_blocks", "pack_parcel", "to_pages"]
+__all__ = [
+    "LayerSource",
+    "decode_pages",
+    "encode_pages",
+    "from_pages",
+    "gather_blocks",
+    "pack_parcel",
+    "scatter_blocks",
+    "to_pages",
+    "unpack_parcel",
+]
 
 
 @dataclass(frozen=True)
 class LayerSource:
-    """One layer's cache as two strided views ``[blocks, heads, block_size, head_dim]``: K in HF order, and V."""
+    """One layer's cache as two strided views ``[blocks, heads, block_size, head_dim]``: K in HF order, and V.
+
+    The source of ``pack_parcel`` and the target of ``unpack_parcel``.
+    """
 
     k: torch.Tensor
     v: torch.Tensor
@@ -40,18 +56,53 @@ def pack_parcel(
     ``block_table``: int64 ids of the request's source blocks.  ``tokens``: tokens of the request; later rows are
     written as zeros whatever the cache holds.
     """
-    pitch = plan.layout.page_pitch
-    rows = out.view(plan.rows, pitch).view(torch.int64)
-    page_bytes = plan.layout.page_codec.page_bytes(TILE * TILE)
-    if page_bytes < pitch:
-        rows[:, page_bytes // 8 :] = 0  # whole rows are read, and the region may hold another request's bytes
+    layout = plan.layout
+    rows = out.view(plan.rows, layout.page_pitch)
+    if layout.page_bytes < layout.page_pitch:
+        rows[:, layout.page_bytes :] = 0  # whole rows are read, and the region may hold another request's bytes
     for share in plan.shares:
         for layer, source in enumerate(layers):
             for kv in (0, 1):
                 pages = _share_pages(source.kind(kv), block_table, plan, share, first_block, tokens, kv)
                 where = torch.from_numpy(plan.page_rows(share, layer, kv).reshape(-1)).to(out.device)
-                words = pages.reshape(len(where), -1).view(torch.int64)
-                rows[:, : words.shape[1]].index_copy_(0, where, words)
+                pages = pages.reshape(len(where), -1)
+                word = _word(rows.shape[1], pages.shape[1])
+                words = pages.view(word)
+                rows.view(word)[:, : words.shape[1]].index_copy_(0, where, words)
+
+
+def _word(*sizes: int) -> torch.dtype:
+    """The widest integer that divides all these numbers of bytes: rows move by words."""
+    together = math.gcd(*sizes)
+    widths = ((8, torch.int64), (4, torch.int32), (2, torch.int16))
+    return next((dtype for width, dtype in widths if together % width == 0), torch.uint8)
+
+
+def unpack_parcel(
+    parcel: torch.Tensor,
+    plan: ParcelPlan,
+    layers: Sequence[LayerSource],
+    block_table: torch.Tensor,
+    first_block: int,
+    tokens: int,
+) -> None:
+    """Writes a parcel's tokens into row caches: the reverse of ``pack_parcel``, with the same arguments.
+
+    ``parcel``: uint8 ``[plan.nbytes]``, as the pools' pages were gathered by the plan's segments, reversed.
+    Elements are cast to the caches' dtype; rows past ``tokens`` are left as they are.
+    """
+    rows = parcel.view(plan.rows, plan.layout.page_pitch)
+    for share in plan.shares:
+        own = [rank_head for rank_head, _ in share.heads]
+        for layer, target in enumerate(layers):
+            for kv in (0, 1):
+                program = compile_program(plan.layout, kv, len(own))
+                where = torch.from_numpy(plan.page_rows(share, layer, kv).reshape(-1)).to(parcel.device)
+                data = rows[where, : plan.layout.page_bytes].view(plan.blocks, program.pages, -1)
+                values = from_pages(decode_pages(data, program.codec), program)
+                cache = target.kind(kv)
+                first_token = first_block * plan.layout.block_size
+                scatter_blocks(values, cache, own, block_table, first_token, tokens)
 
 
 def _share_pages(
@@ -104,51 +155,52 @@ def gather_blocks(
     return values
 
 
+def scatter_blocks(
+    values: torch.Tensor,
+    cache: torch.Tensor,
+    heads: Sequence[int],
+    block_table: torch.Tensor,
+    first_token: int,
+    tokens: int,
+) -> None:
+    """Writes ``[blocks, heads, block_size, head_dim]`` into ``heads`` of a cache: the reverse of ``gather_blocks``.
+
+    ``first_token``: token of the request with which ``values`` begin; rows past ``tokens`` are dropped.
+    """
+    blocks, count, block_size, head_dim = values.shape
+    end = min(tokens, first_token + blocks * block_size)
+    if end <= first_token:
+        return
+    source_size = cache.shape[2]
+    token = torch.arange(first_token, end, device=block_table.device)
+    rows = values.transpose(1, 2).reshape(blocks * block_size, count, head_dim)[: end - first_token]
+    block = block_table[token // source_size][:, None]
+    head = torch.tensor(heads, device=block_table.device)[None, :]
+    cache[block, head, (token % source_size)[:, None]] = rows.to(cache.dtype)
+
+
 def to_pages(values: torch.Tensor, program: Program) -> torch.Tensor:
-    """Elements in page order: ``[blocks, pages, page_elements]`` of the values' dtype."""
+    """Elements in page order, head by head: ``[blocks, pages, page_elements]`` of the values' dtype.
+
+    ``values``: ``[blocks, heads, tokens, head_dim]``.
+    """
     if program.dim_order is not None:
         values = values[..., torch.tensor(program.dim_order, device=values.device)]
-    blocks, _, tokens, _ = values.shape
-    if tokens < program.rows:
-        values = torch.nn.functional.pad(values, (0, 0, 0, program.rows - tokens))
+    blocks, _, tokens, dims = values.shape
+    if tokens < program.rows or dims < program.dims:
+        values = torch.nn.functional.pad(values, (0, program.dims - dims, 0, program.rows - tokens))
     split = values.reshape(blocks, *program.digits)
     moved = split.permute(0, *(1 + i for i in program.order))
     return moved.reshape(blocks, program.pages, program.page_elements)
 
 
-def encode_pages(pages: torch.Tensor, codec: Codec) -> torch.Tensor:
-    """Pages as bytes: uint8 ``[blocks, pages, codec.page_bytes(page_elements)]``."""
-    if codec.name == "float32":
-        return pages.to(torch.float32).contiguous().view(torch.uint8)
-    if codec.name == "bfloat16":
-        if pages.dtype == torch.bfloat16:
-            return pages.contiguous().view(torch.uint8)
-        wide = pages.to(torch.float32)
-        narrow = wide.to(torch.bfloat16).contiguous().view(torch.int16)
-        # TTNN's host packer keeps one NaN only; which ones torch makes depends on the processor.
-        return narrow.masked_fill(wide.isnan(), 0x7FC0).view(torch.uint8)
-    return _encode_block_float(pages.to(torch.float32), codec)
-
-
-def _encode_block_float(pages: torch.Tensor, codec: Codec) -> torch.Tensor:
-    """TTNN's host packer: shared exponent, truncating alignment, round to nearest even, saturation."""
-    width = codec.magnitude_bits
-    groups = pages.contiguous().view(torch.int32).view(*pages.shape[:-1], -1, codec.group)
-    exponent = (groups >> 23) & 0xFF
-    magnitude = torch.where(exponent == 0, 0, (groups & 0x7FFFFF) | 0x800000)
-    shared = exponent.amax(dim=-1, keepdim=True)
-    aligned = magnitude >> (shared - exponent).clamp_(max=31)
-    drop = 24 - width
-    kept = aligned >> drop
-    rest = aligned & ((1 << drop) - 1)
-    half = 1 << (drop - 1)
-    kept += ((rest > half) | ((rest == half) & ((kept & 1) == 1))).to(torch.int32)
-    kept.clamp_(max=(1 << width) - 1)
-    sign = torch.where((groups < 0) & (kept > 0), 1 << width, 0)
-    codes = (sign | kept).view(*pages.shape[:-1], -1)
-    per_byte = 8 // codec.bits
-    if per_byte > 1:
-        # The first element of a byte sits in its low bits.
-        shifts = torch.arange(per_byte, dtype=torch.int32, device=codes.device) * codec.bits
-        codes = (codes.view(*codes.shape[:-1], -1, per_byte) << shifts).sum(dim=-1, dtype=torch.int32)
-    return torch.cat([shared.squeeze(-1).to(torch.uint8), codes.to(torch.uint8)], dim=-1)
+def from_pages(pages: torch.Tensor, program: Program) -> torch.Tensor:
+    """``[blocks, heads, tokens, head_dim]`` from ``[blocks, pages, page_elements]``: the reverse of ``to_pages``."""
+    blocks = len(pages)
+    moved = pages.reshape(blocks, *(program.digits[i] for i in program.order))
+    split = moved.permute(0, *(1 + i for i in program.inverse_order))
+    values = split.reshape(blocks, program.heads, program.rows, program.dims)
+    values = values[:, :, : program.tokens, : program.head_dim]
+    if program.inverse_dims is not None:
+        values = values[..., torch.tensor(program.inverse_dims, device=values.device)]
+    return values

@@ -60,6 +60,11 @@ def test_rotary_dims_must_be_pairs_inside_the_head(rotary: int) -> None:
 
 
 @pytest.mark.parametrize("head_dim", [16, 80])
-def test_head_dim_must_fill_tiles(head_dim: int) -> None:
-    with pytest.raises(ValueError, match=f"multiple of 32 for TTNN tiles; got {head_dim}"):
-        ttnn_tiles(1, 32, head_dim, codec_named("bfp8"), rope_interleaved=False)
+def test_a_head_dim_is_padded_to_whole_tiles(head_dim: int) -> None:
+    """Its elements lie where those of the padded head_dim do; K's order is that of the unpadded head_dim."""
+    padded = -(-head_dim // 32) * 32
+    layout = ttnn_tiles(2, 32, head_dim, codec_named("bfp8"), rope_interleaved=True)
+    wide = ttnn_tiles(2, 32, padded, codec_named("bfp8"), rope_interleaved=False)
+    assert (layout.order, layout.page_elements) == (wide.order, wide.page_elements)
+    assert layout.shape == {"token": 32, "dim": head_dim}
+    assert layout.dim_order == tuple(k_order(d, head_dim, head_dim) for d in range(head_dim))

@@ -147,11 +147,48 @@ def test_refusals_of_a_prefill_side(fields: dict[str, Any], name: str, here: str
     assert mismatch.decode == there
 
 
-def test_head_dims_that_are_no_tiles() -> None:
-    mismatch = refused(
-        changed(PREFILL, shape__head_dim=80), changed(DECODE, shape__head_dim=80, layout__head_dim=80)
-    )["head_dim"]
-    assert (mismatch.prefill, mismatch.decode) == ("this prefill side writes tiles of 32 dims", "80")
+def with_head_dim(head_dim: int, **layout: Any) -> tuple[PrefillFacts, DecodeFacts]:
+    fields = {f"layout__{name}": value for name, value in layout.items()}
+    decode = changed(DECODE, shape__head_dim=head_dim, layout__head_dim=head_dim, **fields)
+    return changed(PREFILL, shape__head_dim=head_dim), decode
+
+
+@pytest.mark.parametrize(("head_dim", "tiles"), [(64, 2), (80, 3), (96, 3), (128, 4), (256, 8)])
+def test_head_dims_are_padded_to_tiles(head_dim: int, tiles: int) -> None:
+    found = pair(*with_head_dim(head_dim))
+    assert isinstance(found, Pairing)
+    assert found.plan(1).nbytes == 2 * 2 * 2 * (2 * tiles) * 1088  # layers, K and V, heads, tiles of 64 tokens
+
+
+def test_a_tiling_that_does_not_pad_refuses_head_dims_that_do_not_divide() -> None:
+    linear = {"codec": "bfloat16", "banks": 1, "channels": "linear", "tiling": "ascend-nz"}
+    assert isinstance(pair(*with_head_dim(80, **linear)), Pairing)
+    mismatch = refused(*with_head_dim(72, **linear))["head_dim"]
+    assert (mismatch.prefill, mismatch.decode) == ("this prefill side writes tiles of 16", "72")
+    assert "ascend-nz does not pad" in mismatch.fix
+
+
+@pytest.mark.parametrize(
+    ("fields", "name", "here", "there"),
+    [
+        ({"tiling": "gaudi"}, "tiling", "ttnn, ascend-nz, tpu-8x128, linear-heads, linear-tokens", "gaudi"),
+        ({"tiling": "tpu-8x128"}, "kv_dtype", "this prefill side writes bfloat16", "bfp8"),
+        ({"channels": "linear"}, "banks", "1 bank in linear memory", "8"),
+        ({"rotary_dim": 66}, "rotary_dim", "even number of at most 64", "66"),
+        ({"rotary_dim": 31}, "rotary_dim", "even number of at most 64", "31"),
+        ({"channels": "nd_sharded", "shard_rows": 3}, "shard_rows", "whole shards", "shards of 24 pages, units of 16"),
+    ],
+)
+def test_refusals_of_layouts_that_no_device_has(fields: dict[str, Any], name: str, here: str, there: str) -> None:
+    mismatch = refused(decode=changed(DECODE, **{f"layout__{field}": value for field, value in fields.items()}))[name]
+    assert here in mismatch.prefill
+    assert mismatch.decode == there
+
+
+@pytest.mark.parametrize("shard_rows", [1, 2, 4])
+def test_shards_of_whole_units_or_units_of_whole_shards(shard_rows: int) -> None:
+    decode = changed(DECODE, layout__channels="nd_sharded", layout__shard_rows=shard_rows)
+    assert isinstance(pair(PREFILL, decode), Pairing)
 
 
 def test_a_send_buffer_that_holds_no_block_is_told_its_size() -> None:

@@ -185,6 +185,19 @@ def test_a_pool_that_begins_where_another_ends_joins_it(kind: Any) -> None:
     assert segments.length.tolist() == [layout.pools * size] * 8
 
 
+def test_reads_do_not_join_over_a_skipped_block() -> None:
+    """The last block read ends a pool, the first begins the next; but in the parcel a skipped block is between."""
+    layout = KVPoolLayout("cross_layer", 1, 1, 2, 64, 64, "bfp8", 8, 64)
+    placement, _ = laid_out(layout)
+    size = layout.rule.slots(layout.pool_pages(3)) * layout.page_pitch
+    touching = PoolPlacement(placement.origins, (0, size), 3)
+    segments = pool_segments(whole(layout, 3), REGION, [-1, 0, 2], touching, skip_blocks=1)
+    assert layout.pages_per_unit == 8  # one page a bank, block and pool
+    assert segments.length.tolist() == [1088] * 8 * 2 * 2
+    row = [(REGION + (bank * 6 + pool * 3 + block) * 1088) for bank in range(8) for pool in (0, 1) for block in (1, 2)]
+    assert segments.remote.tolist() == row
+
+
 def test_reads_never_join_across_banks() -> None:
     """Neighbouring banks may touch in host memory; a read that went on from one to the next would leave its window."""
     layout = KVPoolLayout("cross_layer", 1, 1, 2, 32, 64, "bfp8", 2, 64)  # two pages a bank: one block fills it

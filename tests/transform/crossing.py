@@ -54,6 +54,9 @@ class Crossing:
     alignment: int = 64
     order: Order = "scattered"
     rope_interleaved: bool = True
+    rotary_dim: int | None = None
+    channels: Literal["interleaved", "nd_sharded", "height_sharded"] = "interleaved"
+    shard_rows: int = 1
     poison: float = math.nan
     seed: int = 0
 
@@ -75,7 +78,15 @@ class Crossing:
             banks=len(self.bases),
             alignment=self.alignment,
             rope_interleaved=self.rope_interleaved,
+            rotary_dim=self.rotary_dim,
+            channels=self.channels,
+            shard_rows=self.shard_rows,
         )
+
+    @property
+    def stored_dims(self) -> int:
+        """head_dim as the pool has it: whole tiles."""
+        return -(-self.head_dim // 32) * 32
 
     def block_ids(self) -> list[int]:
         """Decode's block for each block of the request, in a pool of ``pool_blocks``."""
@@ -261,14 +272,20 @@ def oracle_banks(
     crossing: Crossing, prefill: Prefill, banks: Banks, skip: int = 0
 ) -> dict[tuple[int, int], dict[int, bytes]]:
     """``expected_banks`` of the crossing, without the pages of the first ``skip`` blocks."""
+    kv, padding = prefill.kv(), [0.0] * (crossing.stored_dims - crossing.head_dim)
+
+    def padded(layer: int, tensor: Tensor, head: int, token: int) -> list[float]:
+        values: list[float] = kv(layer, tensor, head, token) + padding
+        return values
+
     found = expected_banks(
-        prefill.kv(),
+        padded,
         banks.pool,
         num_tokens=crossing.tokens,
         block_ids=crossing.block_ids(),
         kv_heads=crossing.kv_heads,
         chips=crossing.chips,
-        rotary_dim=crossing.head_dim if crossing.rope_interleaved else 0,
+        rotary_dim=(crossing.rotary_dim or crossing.head_dim) if crossing.rope_interleaved else 0,
     )
     if skip:
         pool = banks.pool

@@ -81,6 +81,54 @@ def test_several_ranks_feed_one_chip(kind: Any, bases: Any, alignment: int) -> N
     assert_crossing(replace(crossing, block_size=32, tokens=20, codec="bfp2", family="LBNHC"))
 
 
+@pytest.mark.parametrize("chips", [1, 2, 4, 8])
+@pytest.mark.parametrize("ranks", [1, 2, 4, 8])
+@pytest.mark.parametrize("kv_heads", [2, 8])
+def test_any_tensor_parallelism(kv_heads: int, ranks: int, chips: int) -> None:
+    """With two heads, 4 and 8 ranks or chips hold copies."""
+    crossing = Crossing(kv_heads=kv_heads, ranks=ranks, chips=chips, head_dim=32, block_size=32, tokens=33)
+    assert_crossing(replace(crossing, codec="bfp4", bases=P100 if ranks == 4 else BLACKHOLE, source_block=16))
+
+
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
+@pytest.mark.parametrize("codec", ["bfp8", "bfloat16"])
+def test_head_dims(head_dim: int, codec: Any) -> None:
+    """80 is padded to 96 with zeros, which share exponents with the last dims."""
+    assert_crossing(Crossing(head_dim=head_dim, codec=codec, kv_heads=2, block_size=32, tokens=40))
+
+
+@pytest.mark.parametrize(("head_dim", "rotary_dim"), [(64, 32), (128, 64), (80, 20), (96, 96)])
+def test_partial_rotary(head_dim: int, rotary_dim: int) -> None:
+    crossing = Crossing(head_dim=head_dim, rotary_dim=rotary_dim, codec="bfp8", block_size=32, tokens=40)
+    assert_crossing(crossing)
+
+
+@pytest.mark.parametrize("order", ["scattered", "consecutive", "descending"])
+@pytest.mark.parametrize(("bases", "alignment"), [(BLACKHOLE, 64), (P100, 64), (WORMHOLE, 32)], ids=["8", "7", "12"])
+@pytest.mark.parametrize(
+    ("kind", "layers", "shard_rows"),
+    [("per_layer", 2, 1), ("per_layer", 1, 3), ("cross_layer", 2, 1), ("cross_layer", 2, 2), ("cross_layer", 2, 4)],
+)
+def test_nd_shards(kind: Any, layers: int, shard_rows: int, bases: Any, alignment: int, order: Any) -> None:
+    """Shards of one row, of several; units of several shards, shards of one and of several units."""
+    crossing = Crossing(kind=kind, layers=layers, shard_rows=shard_rows, channels="nd_sharded", bases=bases)
+    crossing = replace(crossing, alignment=alignment, order=order, kv_heads=3, head_dim=32, block_size=32, tokens=100)
+    parts = assert_crossing(replace(crossing, codec="bfp8"))
+    if order != "consecutive":
+        return
+    # A block's row is one run: never more reads than rows.
+    assert parts[0].count <= 4 * layers * 2
+
+
+@pytest.mark.parametrize("shard_rows", [1, 2])
+def test_height_shards(shard_rows: int) -> None:
+    """A shard for every bank; a pool of 5 blocks, or of 5 blocks' two layers, on 7 banks."""
+    kind: Any = "per_layer" if shard_rows == 1 else "cross_layer"
+    crossing = Crossing(kind=kind, layers=2, shard_rows=shard_rows, channels="height_sharded", bases=P100)
+    parts = assert_crossing(replace(crossing, kv_heads=2, block_size=32, tokens=20, codec="bfp8"))
+    assert parts[0].count == (2 if kind == "cross_layer" else 4)
+
+
 @pytest.mark.parametrize("rope_interleaved", [True, False])
 def test_a_model_may_keep_hfs_order_of_k(rope_interleaved: bool) -> None:
     assert_crossing(Crossing(rope_interleaved=rope_interleaved, head_dim=128))
@@ -133,10 +181,10 @@ def crossings(draw: st.DrawFn) -> Crossing:
     block_size = draw(st.sampled_from([16, 32, 48, 64]))
     bases, alignment = draw(st.sampled_from([(BLACKHOLE, 64), (P100, 64), (WORMHOLE, 32)]))
     chips = draw(st.sampled_from(parts))
-    layers, head_dim = draw(st.sampled_from([(1, 32), (1, 64), (2, 32)]))
+    layers, head_dim = draw(st.sampled_from([(1, 32), (1, 64), (1, 40), (2, 32)]))
     # The oracle takes a millisecond a page.
     heads = chips * len(heads_of_chip(0, chips, kv_heads))
-    per_block = 2 * layers * heads * math.ceil(block_size / 32) * head_dim // 32
+    per_block = 2 * layers * heads * math.ceil(block_size / 32) * math.ceil(head_dim / 32)
     return Crossing(
         tokens=draw(st.integers(1, max(1, 24 // per_block) * block_size)),
         kind=draw(st.sampled_from(["per_layer", "cross_layer"])),
@@ -154,6 +202,9 @@ def crossings(draw: st.DrawFn) -> Crossing:
         alignment=alignment,
         order=draw(st.sampled_from(["scattered", "consecutive", "descending"])),
         rope_interleaved=draw(st.booleans()),
+        rotary_dim=draw(st.sampled_from([None, 16, 32])),
+        channels=draw(st.sampled_from(["interleaved", "nd_sharded"])),
+        shard_rows=layers * draw(st.integers(1, 2)) if draw(st.booleans()) else 1,
         poison=draw(st.sampled_from([math.nan, math.inf, 6e4])),
         seed=draw(st.integers(0, 1 << 20)),
     )

@@ -1,0 +1,2 @@
+// One thread for each processor.
+#include <bits/gthr-single.h>

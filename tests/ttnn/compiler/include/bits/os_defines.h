@@ -1,0 +1,1 @@
+// What libstdc++ asks of the operating system: there is none.
