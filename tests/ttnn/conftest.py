@@ -21,7 +21,9 @@ def ttnn_device(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Opener]:
     """
     stamp = ENVIRONMENT / ".stamps" / "root"
     if not stamp.exists():
-        pytest.fail(f"TTNN's environment ({ENVIRONMENT.name}) is missing or half made. Run: make setup-ttnn", pytrace=False)
+        pytest.fail(
+            f"TTNN's environment ({ENVIRONMENT.name}) is missing or half made. Run: make setup-ttnn", pytrace=False
+        )
     running: dict[str, TtnnProcess] = {}
 
     def opened(name: str) -> TtnnProcess:
