@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tests.ttnn.devices import Device
+from tests.ttnn.devices import SIMULATOR_PID, Device
 
 __all__ = ["ENVIRONMENT", "TtnnError", "TtnnProcess"]
 
@@ -94,17 +95,24 @@ class TtnnProcess:
     def close(self) -> None:
         """Closes the device and ends the process."""
         assert self._process.stdin is not None
-        self._process.stdin.close()
+        with contextlib.suppress(BrokenPipeError):  # what ended it was said where it was noticed
+            self._process.stdin.close()
         try:
-            self._process.wait(60)
+            status = self._process.wait(60)
         except subprocess.TimeoutExpired:
+            status = None
+        if status != 0:
             self.kill()
-            raise self._failure("TTNN's process did not end within 60 s of its input") from None
+            raise self._failure(f"TTNN's process did not close its device (status {status})")
 
     def kill(self) -> None:
-        """Ends the process and the simulator that it started."""
-        os.killpg(self._process.pid, signal.SIGKILL)
+        """Ends the process, and the simulator that it started."""
+        self._process.kill()
         self._process.wait(10)
+        pid = self._folder / SIMULATOR_PID
+        if pid.exists():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(pid.read_text()), signal.SIGKILL)
 
     def _listen(self) -> None:
         assert self._process.stdout is not None

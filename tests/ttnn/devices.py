@@ -6,7 +6,6 @@ is a process of wolfpine's, with memory in every bank and processors that run ke
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any
 
 import yaml
 
-__all__ = ["DEVICES", "Device"]
+__all__ = ["DEVICES", "SIMULATOR_PID", "Device"]
 
 
 @dataclass(frozen=True)
@@ -68,33 +67,34 @@ def _cluster(arch: str, board: str, chips: int, dram_harvested: int) -> dict[str
     }
 
 
-def _simulated(arch: str) -> Callable[[Path, Path], dict[str, str]]:
-    """wolfpine's chip as it comes."""
+SIMULATOR_PID = "simulator.pid"
+"""File of the simulator's process id: UMD gives it a session of its own, so it is not in its parent's group."""
+
+RUN = f"""#!/bin/sh
+echo $$ >"$(dirname "$0")/../{SIMULATOR_PID}"
+exec "$WOLFPINE_PYTHON" -u -m framework.sim.ARCH "$@"
+"""
+
+
+def _simulated(arch: str, lost_channels: int = 0) -> Callable[[Path, Path], dict[str, str]]:
+    """wolfpine's chip; to TTNN it is described without the last ``lost_channels`` of its DRAM channels."""
 
     def prepare(folder: Path, site: Path) -> dict[str, str]:
-        return _simulator(site / "framework" / "sim" / arch)
+        own = folder / "simulator"
+        own.mkdir()
+        chip = yaml.safe_load((site / "framework" / "sim" / arch / "soc_descriptor.yaml").read_text())
+        for lost in range(len(chip["dram"]) - lost_channels, len(chip["dram"])):
+            chip["router_only"] += chip["dram"][lost]
+            chip["dram_views"] = [view for view in chip["dram_views"] if view["channel"] != lost]
+        chip["dram"] = chip["dram"][: len(chip["dram"]) - lost_channels]
+        (own / "soc_descriptor.yaml").write_text(yaml.safe_dump(chip, sort_keys=False))
+        run = own / "run.sh"
+        run.write_text(RUN.replace("ARCH", arch))
+        run.chmod(0o755)
+        # Slow dispatch: the host itself starts each program on the chip.
+        return {"TT_METAL_SIMULATOR": str(own), "TT_METAL_SLOW_DISPATCH_MODE": "1"}
 
     return prepare
-
-
-def _seven_banks(folder: Path, site: Path) -> dict[str, str]:
-    """wolfpine's Blackhole, described to TTNN without its last DRAM channel."""
-    own = folder / "blackhole-7"
-    own.mkdir()
-    stock = site / "framework" / "sim" / "blackhole"
-    chip = yaml.safe_load((stock / "soc_descriptor.yaml").read_text())
-    lost = len(chip["dram"]) - 1
-    chip["router_only"] += chip["dram"].pop(lost)
-    chip["dram_views"] = [view for view in chip["dram_views"] if view["channel"] != lost]
-    (own / "soc_descriptor.yaml").write_text(yaml.safe_dump(chip, sort_keys=False))
-    run = own / "run.sh"
-    run.write_text('#!/bin/sh\nexec "$WOLFPINE_PYTHON" -u -m framework.sim.blackhole "$@"\n')
-    shutil.copymode(stock / "run.sh", run)
-    return _simulator(own)
-
-
-def _simulator(folder: Path) -> dict[str, str]:
-    return {"TT_METAL_SIMULATOR": str(folder), "TT_METAL_SLOW_DISPATCH_MODE": "1"}
 
 
 DEVICES = {
@@ -103,6 +103,6 @@ DEVICES = {
     "mock-4xp150": Device("blackhole-p150", 4, _mock("blackhole", "p150", chips=4)),
     "mock-n150": Device("wormhole-n150", 1, _mock("wormhole_b0", "n150")),
     "simulated-p150": Device("blackhole-p150", 1, _simulated("blackhole")),
-    "simulated-7-banks": Device("blackhole-p100", 1, _seven_banks),
+    "simulated-7-banks": Device("blackhole-p100", 1, _simulated("blackhole", lost_channels=1)),
     "simulated-n150": Device("wormhole-n150", 1, _simulated("wormhole")),
 }

@@ -48,12 +48,11 @@ class Worker:
         words = np.ascontiguousarray(self._load(pages)).reshape(-1).view(np.uint32)
         return self._save(np.asarray(getattr(ttnn._ttnn.bfp_utils, f"unpack_{codec}")(words)))
 
-    def convert_bfloat16(self, values: str) -> str:
-        """The bits that TTNN stores for fp32 values as bfloat16: a file of uint16 in the values' order."""
-        array = self._load(values)
-        tensor = ttnn.Tensor(array.reshape(1, 1, -1, 32), ttnn.bfloat16, layout=ttnn.ROW_MAJOR_LAYOUT)
-        wide = np.asarray(tensor.to_numpy()).astype(np.float32)
-        return self._save((wide.reshape(-1).view(np.uint32) >> 16).astype(np.uint16))
+    def tiles(self, values: str, dtype: str) -> str:
+        """The bytes of a tiled tensor of fp32 values before it goes to a device: a file of uint8."""
+        tensor = ttnn.Tensor(self._load(values), DTYPES[dtype], layout=ttnn.TILE_LAYOUT)
+        shard = tensor.host_buffer().get_shard(ttnn.MeshCoordinate(0, 0))
+        return self._save(np.from_dlpack(shard))
 
     def alignment(self) -> int:
         return int(ttnn._ttnn.bfp_utils.get_dram_alignment())
@@ -77,13 +76,15 @@ class Worker:
         tables = [ttnn._ttnn.cluster.get_dram_bank_table(chip) for chip in self._chips]
         return [sorted(({k: int(v) for k, v in bank.items()} for bank in t), key=_bank_id) for t in tables]
 
-    def put(self, name: str, values: str, dtype: str, shard: list[int] | None = None) -> dict[str, int]:
-        """A tiled tensor in DRAM, interleaved, or cut into round-robin shards of shape ``shard``.
+    def put(
+        self, name: str, values: str, dtype: str, channels: str = "interleaved", shard: list[int] | None = None
+    ) -> dict[str, int]:
+        """A tiled tensor in DRAM.  ``channels``: interleaved, nd_sharded or height_sharded; ``shard``: a shard's shape.
 
         Returns its address, pages, and bytes from one page to the next.
         """
         host = ttnn.Tensor(self._load(values), DTYPES[dtype], layout=ttnn.TILE_LAYOUT)
-        tensor = host.to(self._device, self._memory(shard))
+        tensor = host.to(self._device, self._memory(channels, shard))
         self._tensors[name] = tensor
         return {
             "address": int(tensor.buffer_address()),
@@ -95,11 +96,15 @@ class Worker:
     def get(self, name: str) -> str:
         """A tensor read back by TTNN: a file of fp32 values."""
         tensor = self._tensors[name]
-        host = tensor.cpu().to(ttnn.ROW_MAJOR_LAYOUT)
-        return self._save(np.asarray(host.to_list(), dtype=np.float32).reshape(list(tensor.shape)))
+        values = tensor.cpu().to_list()
+        return self._save(np.asarray(values, dtype=np.float32).reshape(list(tensor.shape)))
 
     def free(self, name: str) -> None:
         ttnn.deallocate(self._tensors.pop(name))
+
+    def free_all(self) -> None:
+        for name in list(self._tensors):
+            self.free(name)
 
     def write_banks(self, address: int, banks: str) -> None:
         """``banks``: uint8 ``[banks, bytes]``, written raw at ``address`` of each bank."""
@@ -116,6 +121,15 @@ class Worker:
             rows.append(np.frombuffer(data, dtype=np.uint8))
         return self._save(np.stack(rows))
 
+    def read_places(self, places: list[list[int]], length: int) -> str:
+        """``length`` raw bytes at each (bank, absolute address): a file of uint8 ``[places, length]``."""
+        banks = self.bank_tables()[0]
+        rows = [
+            ttnn._ttnn.cluster.read_from_core(self._chips[0], banks[b]["noc_x"], banks[b]["noc_y"], address, length)
+            for b, address in places
+        ]
+        return self._save(np.stack([np.frombuffer(row, dtype=np.uint8) for row in rows]))
+
     def paged_fill_cache(self, cache: str, values: str, dtype: str, page_table: list[int]) -> None:
         """Runs TTNN's op on the device: ``values`` are fp32 ``[1, heads, tokens, head_dim]``."""
         rows = ttnn.Tensor(self._load(values), DTYPES[dtype], layout=ttnn.TILE_LAYOUT)
@@ -128,12 +142,15 @@ class Worker:
         ttnn.deallocate(table)
 
     # ---- inside ---------------------------------------------------------------------------------------------------
-    def _memory(self, shard: list[int] | None) -> Any:
-        if shard is None:
+    def _memory(self, channels: str, shard: list[int] | None) -> Any:
+        if channels == "interleaved":
             return ttnn.DRAM_MEMORY_CONFIG
         last = ttnn.CoreCoord(len(self.bank_tables()[0]) - 1, 0)
         grid = ttnn.CoreRangeSet({ttnn.CoreRange(ttnn.CoreCoord(0, 0), last)})
-        return ttnn.MemoryConfig(ttnn.BufferType.DRAM, ttnn.NdShardSpec(shard, grid))
+        if channels == "nd_sharded":
+            return ttnn.MemoryConfig(ttnn.BufferType.DRAM, ttnn.NdShardSpec(shard, grid))
+        spec = ttnn.ShardSpec(grid, shard, ttnn.ShardOrientation.ROW_MAJOR)
+        return ttnn.MemoryConfig(ttnn.TensorMemoryLayout.HEIGHT_SHARDED, ttnn.BufferType.DRAM, spec)
 
     def _load(self, name: str) -> Any:
         return np.load(self._folder / name)
