@@ -151,7 +151,7 @@ def _shape_mismatches(prefill: PrefillFacts, decode: DecodeFacts) -> list[Mismat
 
 def _layout_mismatches(prefill: PrefillFacts, layout: KVPoolLayout) -> list[Mismatch]:
     found = []
-    known = "this prefill side writes"
+    known = "support for"
     if layout.layers != prefill.shape.layers or layout.head_dim != prefill.shape.head_dim:
         found.append(
             Mismatch(
