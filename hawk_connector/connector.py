@@ -146,6 +146,10 @@ class HawkConnector(KVConnectorBase_V1, SupportsHMA):
     def has_pending_push_work(self) -> bool:
         return self._on_scheduler.holds_blocks
 
+    def reset_cache(self) -> bool | None:
+        """vLLM resets its caches, for new weights say: KV of before is neither offered nor taken any more."""
+        return self._scheduler.reset_cache() if self._scheduler is not None else None
+
     # --- both
 
     def shutdown(self) -> None:

@@ -105,6 +105,10 @@ class PrefillSchedulerSide:
     def holds_blocks(self) -> bool:
         return self._scheduler.holds_blocks
 
+    def reset_cache(self) -> bool:
+        self._scheduler.reset()
+        return True
+
     def close(self) -> None:
         pass
 

@@ -28,13 +28,17 @@ class RequestProgress:
 
 @dataclass(slots=True)
 class PrefillStep:
-    """One step.  ``preempted`` take effect before it, ``progress``, ``finished`` and ``abandoned`` after it."""
+    """One step.
+
+    ``preempted`` and ``reset`` take effect before it, ``progress``, ``finished`` and ``abandoned`` after it.
+    """
 
     begun: list[BeginTransfer] = field(default_factory=list)
     preempted: list[str] = field(default_factory=list)
     progress: list[RequestProgress] = field(default_factory=list)
     finished: list[str] = field(default_factory=list)
     abandoned: list[str] = field(default_factory=list)
+    reset: bool = False
 
 
 @dataclass(frozen=True, slots=True)

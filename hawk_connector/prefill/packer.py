@@ -41,4 +41,7 @@ class Packer:
                 # One transfer's failure must not end the packing of others; decode recomputes this one.
                 _log.exception("packing blocks from %d of transfer %s failed", job.first_block, job.transfer)
                 ok = False
-            self._report(job.job, ok)
+            try:
+                self._report(job.job, ok)
+            except Exception:
+                _log.exception("reporting a pack of transfer %s failed", job.transfer)

@@ -116,11 +116,15 @@ class PrefillScheduler:
             },
         }
 
+    def reset(self) -> None:
+        """vLLM's cache was reset: what was packed before must not be believed any more."""
+        self._next.reset = True
+
     def released(self, requests: Iterable[str]) -> None:
         """vLLM has these requests' blocks back."""
         self._awaiting_release.difference_update(requests)
 
     @property
     def holds_blocks(self) -> bool:
-        """Whether vLLM must keep stepping because it holds blocks of finished requests for HAWK."""
-        return bool(self._awaiting_release)
+        """Whether vLLM must keep stepping: it holds blocks of finished requests for HAWK, or a reset is to be told."""
+        return bool(self._awaiting_release) or self._next.reset

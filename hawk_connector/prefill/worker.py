@@ -148,11 +148,14 @@ class PrefillWorker:
     # --- vLLM's step thread
 
     def before_step(self, step: PrefillStep) -> None:
-        """Blocks of preempted requests are about to be written again."""
+        """Blocks of preempted requests are about to be written again, or the cache was reset."""
         preempted, step.preempted = step.preempted, []
-        if not preempted or self._protocol is None or self._order is None:
+        reset, step.reset = step.reset, False
+        if not (preempted or reset) or self._protocol is None or self._order is None:
             return
         with self._lock:
+            if reset:
+                self._protocol.reset()
             for request in preempted:
                 if request in self._transfer_of:
                     self._protocol.preempted(self._transfer_of[request])

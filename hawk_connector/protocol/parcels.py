@@ -1,9 +1,9 @@
 """The parcels of all transfers on a prefill rank, from cut to packed: who waits, who is being packed, who has a region.
 
 Order.  Parcels are packed in the order in which they became ready, those of *delivering* transfers (whose claimant is
-reading) before the others.  The others leave room for one more parcel of their size: a decode side that has given a
-request blocks can then always finish loading it, however many packed parcels wait for decode sides that have no blocks
-left.  Without that room the two could wait for each other until a deadline.
+reading) before the others.  The others leave room for one more parcel of the largest size: a decode side that has
+given a request blocks can then always finish loading it, however many packed parcels wait for decode sides that have
+no blocks left.  Without that room the two could wait for each other until a deadline.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ class ParcelQueue:
         self._queue: deque[tuple[Transfer, Parcel]] = deque()
         self._jobs: dict[int, PackJob] = {}
         self._next_job = 0
+        self._room = 0
 
     @property
     def queued(self) -> int:
@@ -61,12 +62,15 @@ class ParcelQueue:
         if not block_bytes:
             return
         fitting = self.regions.capacity // block_bytes
-        transfer.parcel_blocks = max(1, min(self._parcel_tokens // layout.block_size, fitting))
+        full = max(1, min(self._parcel_tokens // layout.block_size, fitting))
+        transfer.parcel_blocks = full
         blocks = -(-transfer.tokens // layout.block_size)
         for index, first in enumerate(range(0, blocks, transfer.parcel_blocks)):
             count = min(transfer.parcel_blocks, blocks - first)
             tokens = min((first + count) * layout.block_size, transfer.tokens)
             transfer.parcels.append(Parcel(index, first, count, tokens, pairing.plan(count).nbytes))
+        # A full parcel of this layout, whether or not this transfer is long enough to have one.
+        self._room = max(self._room, pairing.plan(full).nbytes)
 
     def enqueue_computed(self, transfer: Transfer) -> None:
         """Queues the parcels whose tokens are computed."""
@@ -120,7 +124,7 @@ class ParcelQueue:
         region = self.regions.allocate(parcel.nbytes)
         if region is None or not keep_room or self.regions.held_regions == 1:
             return region
-        if self.regions.largest_free < parcel.nbytes:
+        if self.regions.largest_free < self._room:
             self.regions.release(region)
             return None
         return region

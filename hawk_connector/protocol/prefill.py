@@ -161,6 +161,11 @@ class PrefillProtocol:
         self._settle(transfer)  # where it had ended before, with its blocks still vLLM's
         return True
 
+    def reset(self) -> None:
+        """vLLM's cache was reset, perhaps for new weights: no KV of before may be believed any more."""
+        for transfer in list(self._transfers.values()):
+            self._end(transfer, "expired")
+
     # --- input from the packer
 
     def packed(self, job: int, ok: bool) -> bool:

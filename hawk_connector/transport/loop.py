@@ -15,6 +15,9 @@ __all__ = ["ChannelLoop"]
 
 _log = logging.getLogger(__name__)
 
+# Pause after a turn that failed (no descriptor left, say), so that the loop is not busy with failing.
+_AFTER_ERROR_S = 0.05
+
 
 class ChannelLoop:
     """Calls ``on_message(channel, peer, payload)`` for each message and ``on_turn()`` once a turn, on its own thread.
@@ -39,6 +42,7 @@ class ChannelLoop:
         self._clock = clock
         self._silent_until = 0.0
         self._unsaid = 0
+        self._timeout_s = 0.0
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
@@ -57,18 +61,23 @@ class ChannelLoop:
             self._thread.join(timeout_s)
 
     def _run(self) -> None:
-        timeout_s = 0.0
         while not self._closing.is_set():
-            wait(self._channels, self.wake, timeout_s)
-            for channel in self._channels:
-                # Bounded, so that a peer that talks without end cannot keep the turn from coming.
-                for _ in range(256):
-                    received = channel.receive()
-                    if received is None:
-                        break
-                    self._guard(partial(self._on_message, channel, received.peer, received.payload))
-            timeout_s = self._guard(self._on_turn) or 0.05
+            # Deadlines move on this thread only: whatever goes wrong in a turn, there is a next one.
+            if self._guard(self._turn) is None:
+                self._closing.wait(_AFTER_ERROR_S)
         self._close_channels()
+
+    def _turn(self) -> float:
+        wait(self._channels, self.wake, self._timeout_s)
+        for channel in self._channels:
+            # Bounded, so that a peer that talks without end cannot keep the turn from coming.
+            for _ in range(256):
+                received = channel.receive()
+                if received is None:
+                    break
+                self._guard(partial(self._on_message, channel, received.peer, received.payload))
+        self._timeout_s = self._guard(self._on_turn) or _AFTER_ERROR_S
+        return self._timeout_s
 
     def _close_channels(self) -> None:
         for channel in self._channels:

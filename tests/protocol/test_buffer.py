@@ -58,7 +58,7 @@ def test_requests_wait_in_order_with_their_blocks_held() -> None:
 
 
 def test_a_small_parcel_does_not_overtake_a_large_one() -> None:
-    table = Table(buffer_bytes=4 * BLOCK_BYTES).pair()
+    table = Table(buffer_bytes=5 * BLOCK_BYTES).pair()
     table.compute(T, 2 * BLOCK)
     table.compute(OTHER, 2 * BLOCK)  # beside T it would leave no room for a parcel
     table.compute(THIRD, BLOCK)  # would leave it
@@ -85,6 +85,21 @@ def test_a_transfer_that_is_being_read_is_packed_before_others_and_finds_room() 
         table.read()
     assert [r.ok for r in table.reports] == [True]
     assert [job.transfer for job in table.packs] == [OTHER, THIRD]
+
+
+def test_small_parcels_leave_room_for_a_full_one() -> None:
+    """Short prompts that nobody reads must not fill the gaps that a long one, being read, needs."""
+    table = Table(buffer_bytes=4 * BLOCK_BYTES).pair()
+    for digit in "678":
+        table.compute(digit * 32, BLOCK)
+    assert table.prefill.held()["regions"] == 2 and table.prefill.held()["parcels_queued"] == 1
+    table.pack()
+    table.compute(T, 2 * BLOCK)
+    table.load(1, tokens=2 * BLOCK)
+    assert [job.transfer for job in table.packs] == [T]
+    table.pack()
+    table.read()
+    assert [r.ok for r in table.reports] == [True]
 
 
 def test_who_waits_too_long_is_given_up_and_gives_its_blocks_back() -> None:

@@ -548,3 +548,17 @@ def test_rule_10_a_rank_that_sends_no_heads_is_no_load() -> None:
     table.pair()
     table.load(1, tokens=BLOCK)
     assert [r.ok for r in table.reports] == [False]
+
+
+def test_a_reset_of_the_prefill_cache_ends_what_is_offered() -> None:
+    """KV of old weights is not believed once vLLM has reset its cache: Done after the reset gets Gone."""
+    table = offered()
+    table.ask(1)
+    table.admission.forget("r1")
+    table.load(1)
+    table.prefill.reset()
+    table.exchange()
+    while table.reads:
+        table.read()
+    assert [r.ok for r in table.reports] == [False]
+    assert table.held() == {}
