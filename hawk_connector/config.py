@@ -76,7 +76,8 @@ class HawkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         str | None,
         Meta(
             description="Says that both sides serve the same weights although their model paths or configs "
-            "differ: set the same value on both. Default: a fingerprint of the model's config."
+            "differ: set the same value on both. Default: a fingerprint of the model's config and weights; needed "
+            "where the weights cannot be seen at start (GGUF, a remote loader)."
         ),
     ] = None
     transfer_timeout_s: Annotated[
@@ -201,6 +202,13 @@ class DecodeConfig(HawkConfig, frozen=True, kw_only=True, forbid_unknown_fields=
     admission_deadline_s: Annotated[
         Seconds, Meta(description="How long a prefill side has to answer a request's first Pull.")
     ] = 10.0
+    claim_hold_s: Annotated[
+        Seconds,
+        Meta(
+            description="How long a claimed request may wait for blocks while the prefill side keeps its KV; after "
+            "that it computes its own."
+        ),
+    ] = 120.0
     load_deadline_s: Annotated[
         Seconds, Meta(description="How long a request's whole load may take before it counts as failed.")
     ] = 120.0
@@ -221,7 +229,7 @@ class DecodeConfig(HawkConfig, frozen=True, kw_only=True, forbid_unknown_fields=
             "1024 per peer and fails whole batches beyond that.",
         ),
     ] = MAX_SEGMENTS_IN_FLIGHT
-    read_threads: Annotated[int, Meta(ge=1, le=64, description="Threads that run reads, over all prefill sides.")] = 2
+    read_threads: Annotated[int, Meta(ge=1, le=64, description="Threads that run reads, for each prefill rank.")] = 2
     landing: Annotated[
         str | None,
         Meta(description="Name of the landing provider (an NPU plugin). Default: the only one installed."),
@@ -238,6 +246,7 @@ class DecodeConfig(HawkConfig, frozen=True, kw_only=True, forbid_unknown_fields=
             ("resend_s", "hello_deadline_s", "a lost Hello must be sent again before that"),
             ("resend_s", "admission_deadline_s", "a lost Pull must be sent again before that"),
             ("admission_deadline_s", "load_deadline_s", "a load begins with its admission"),
+            ("admission_deadline_s", "claim_hold_s", "a claim is held once it is admitted"),
             ("renew_s", "load_deadline_s", "leases are renewed while a load runs"),
         ):
             low, high = float(getattr(self, shorter)), float(getattr(self, longer))

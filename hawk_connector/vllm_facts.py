@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vllm.model_executor.models.utils import extract_layer_index
@@ -14,6 +12,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec
 
 from .errors import ConfigError, UnsupportedError
 from .layout.kv_shape import KVShape
+from .vllm_fingerprint import AdapterDigests, model_weights_digest
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
 __all__ = ["ModelFacts", "check_role", "model_facts", "request_keys"]
 
 _VOLATILE = frozenset({"_name_or_path", "name_or_path", "transformers_version", "torch_dtype", "dtype", "use_cache"})
-_SAMPLE_BYTES = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -71,7 +69,7 @@ def model_facts(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig | None, 
         head_dim=spec.head_size,
         dtype=str(model.dtype).removeprefix("torch."),
     )
-    return ModelFacts(shape, model_id or _fingerprint(model), names, spec.num_kv_heads, spec.block_size)
+    return ModelFacts(shape, model_id or _fingerprint(vllm_config), names, spec.num_kv_heads, spec.block_size)
 
 
 def _check_model(vllm_config: VllmConfig) -> None:
@@ -140,35 +138,29 @@ def _full_attention_spec(spec: Any, names: tuple[str, ...]) -> FullAttentionSpec
     return spec
 
 
-def _fingerprint(model: Any) -> str:
-    """Model type, a hash of its config, and one of its weights' headers and first bytes where they are local.
+def _fingerprint(vllm_config: VllmConfig) -> str:
+    """Model type, a hash of its config and one of its weights.
 
     Paths are left out: two machines rarely keep a model in one place.
     """
+    model, load = vllm_config.model_config, vllm_config.load_config
     config = {k: v for k, v in model.hf_config.to_dict().items() if k not in _VOLATILE}
     text = json.dumps(config, sort_keys=True, default=str)
-    parts = [str(config.get("model_type", "model")), hashlib.sha256(text.encode()).hexdigest()[:16]]
-    files = sorted(Path(model.model).glob("*.safetensors")) if Path(model.model).is_dir() else []
-    parts.append(_weights_digest(files) if files else "-")
-    return "/".join(parts)
+    weights = model_weights_digest(model.model, model.revision, str(load.load_format), load.download_dir)
+    return "/".join([str(config.get("model_type", "model")), hashlib.sha256(text.encode()).hexdigest()[:16], weights])
 
 
-def _weights_digest(files: Iterable[Path]) -> str:
-    digest = hashlib.sha256()
-    for path in files:
-        with path.open("rb") as file:
-            # A safetensors file begins with the length of its header (8 bytes), then the header, then the data.
-            length = int.from_bytes(file.read(8), "little")
-            digest.update(file.read(min(length, 64 * _SAMPLE_BYTES)))
-            digest.update(file.read(_SAMPLE_BYTES))
-    return digest.hexdigest()[:16]
+def request_keys(request: Request, adapters: AdapterDigests | None = None) -> list[tuple[str, str]]:
+    """What keys a request's KV beside its tokens: LoRA, cache salt, multimodal inputs.
 
-
-def request_keys(request: Request) -> list[tuple[str, str]]:
-    """What keys a request's KV beside its tokens: LoRA, cache salt, multimodal inputs."""
+    ``adapters`` remembers digests of adapters; without it the adapter's files are sampled anew.
+    """
     keys: list[tuple[str, str]] = []
-    if request.lora_request is not None:
-        keys.append(("lora", request.lora_request.lora_name))
+    lora = request.lora_request
+    if lora is not None:
+        # Two hosts may give one name to two adapters.
+        digest = (adapters or AdapterDigests()).of(lora.lora_int_id, lora.lora_path, lora.load_inplace)
+        keys += [("lora", lora.lora_name), ("adapter", digest)]
     if request.cache_salt:
         keys.append(("salt", request.cache_salt))
     for feature in request.mm_features or ():

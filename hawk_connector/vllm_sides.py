@@ -26,6 +26,7 @@ from .transport.engine import EngineFactory
 from .transport.mooncake import mooncake_factory
 from .transport.side_channel import SideChannelClient, SideChannelServer
 from .vllm_facts import ModelFacts, request_keys
+from .vllm_fingerprint import AdapterDigests
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -48,13 +49,14 @@ def _engines(config: HawkConfig, max_segments_per_batch: int) -> EngineFactory:
     )
 
 
-def _digest(request: Request) -> str:
-    return token_digest(request.prompt_token_ids or (), request_keys(request))
+def _digest(request: Request, adapters: AdapterDigests) -> str:
+    return token_digest(request.prompt_token_ids or (), request_keys(request, adapters))
 
 
 class PrefillSchedulerSide:
     def __init__(self, engine_id: str) -> None:
         self._scheduler = PrefillScheduler(engine_id)
+        self._adapters = AdapterDigests()
 
     def set_handshakes(self, values: Mapping[int, RankHandshake]) -> None:
         self._scheduler.set_ranks(values)
@@ -71,7 +73,7 @@ class PrefillSchedulerSide:
         self._scheduler.allocated(
             request.request_id,
             request.kv_transfer_params,
-            _digest(request),
+            _digest(request, self._adapters),
             request.num_prompt_tokens,
             block_ids,
         )
@@ -175,6 +177,7 @@ class DecodeSchedulerSide:
         self._scheduler = DecodeScheduler(
             config, block_size, SideChannelClient(keys=_keys(config)), recompute=recompute
         )
+        self._adapters = AdapterDigests()
 
     def set_handshakes(self, values: Mapping[int, DecodeHandshake]) -> None:
         self._scheduler.set_worker(values[0])
@@ -182,7 +185,10 @@ class DecodeSchedulerSide:
     def new_request(self, request: Request) -> None:
         if request.prompt_token_ids is not None:
             self._scheduler.new_request(
-                request.request_id, request.kv_transfer_params, _digest(request), request.num_prompt_tokens
+                request.request_id,
+                request.kv_transfer_params,
+                _digest(request, self._adapters),
+                request.num_prompt_tokens,
             )
 
     def matched_tokens(self, request: Request, computed: int) -> tuple[int | None, bool]:
@@ -204,6 +210,9 @@ class DecodeSchedulerSide:
     @property
     def holds_blocks(self) -> bool:
         return False
+
+    def reset_cache(self) -> bool:
+        return self._scheduler.reset()
 
     def close(self) -> None:
         self._scheduler.close()

@@ -102,6 +102,10 @@ REFUSED_OPTIONS: dict[str, tuple[dict[str, Any], list[str]]] = {
         {"pipeline_parallel_size": 2, "distributed_executor_backend": "mp"},
         ["pipeline parallelism is not supported", "expected --pipeline-parallel-size 1", "got 2"],
     ),
+    "weights that are not in files": (
+        {"load_format": "dummy"},
+        ["a fingerprint of this model's weights is not supported", "got load format 'dummy'", "Set model_id"],
+    ),
     "unknown key": (
         {"kv_transfer_config": {**PRODUCER, "kv_connector_extra_config": {"send_bufer_bytes": 1 << 20}}},
         ["'send_bufer_bytes'", "Did you mean 'send_buffer_bytes'?"],
@@ -269,7 +273,40 @@ def test_fingerprints_tell_weights_apart_and_paths_not(
     assert fingerprint(model_id="my-model") == fingerprint(model_id="my-model", model=str(paths[1])) == "my-model"
 
 
-def test_what_keys_a_requests_kv() -> None:
+def test_a_model_in_torch_files_and_one_in_the_hub_cache(
+    make_config: MakeConfig, model_cache: Path, tmp_path: Path
+) -> None:
+    import torch
+    from safetensors.torch import load_file
+
+    from hawk_connector.vllm_facts import model_facts
+
+    def fingerprint(**options: Any) -> str:
+        return model_facts(make_config(**options), caches(spec()), None).fingerprint
+
+    source = MODEL.directory(model_cache)
+    state = load_file(source / "model.safetensors")
+    fingerprints = []
+    for name in ("first", "second", "other"):
+        shutil.copytree(source, tmp_path / name, ignore=shutil.ignore_patterns("*.safetensors"))
+        if name == "other":
+            state = {key: value + 1 if ".v_proj." in key else value for key, value in state.items()}
+        torch.save(state, tmp_path / name / "pytorch_model.bin")
+        fingerprints.append(fingerprint(model=str(tmp_path / name)))
+    assert fingerprints[0] == fingerprints[1] != fingerprints[2]
+
+    config = make_config()
+    snapshot = tmp_path / "cache" / "models--some--tiny" / "snapshots" / ("0" * 40)
+    shutil.copytree(source, snapshot)
+    # What vLLM's configuration holds for a hub id; to make it so would ask the hub.
+    config.model_config.model, config.model_config.revision = "some/tiny", "0" * 40
+    config.load_config.download_dir = str(tmp_path / "cache")
+    assert model_facts(config, caches(spec()), None).fingerprint == fingerprint()
+
+
+def test_what_keys_a_requests_kv(tmp_path: Path) -> None:
+    import torch
+    from safetensors.torch import save_file
     from vllm import SamplingParams
     from vllm.lora.request import LoRARequest
     from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
@@ -284,7 +321,16 @@ def test_what_keys_a_requests_kv() -> None:
         data=None, modality="image", identifier="hash-of-an-image", mm_position=PlaceholderRange(offset=1, length=2)
     )
     assert request_keys(request()) == []
-    assert request_keys(request(lora_request=LoRARequest("style", 1, "/nowhere"))) == [("lora", "style")]
+    nowhere = request(lora_request=LoRARequest("style", 1, "/nowhere"))
+    assert request_keys(nowhere) == [("lora", "style"), ("adapter", "/nowhere")]
+    adapters: list[Any] = []
+    for number in (1, 2):
+        path = tmp_path / str(number)
+        path.mkdir()
+        save_file({"lora_A.weight": torch.full((4, 4), float(number))}, path / "adapter_model.safetensors")
+        adapters.append(request_keys(request(lora_request=LoRARequest("default", 1, str(path)))))
+    assert [keys[0] for keys in adapters] == [("lora", "default")] * 2
+    assert adapters[0] != adapters[1]
     assert request_keys(request(cache_salt="tenant")) == [("salt", "tenant")]
     assert request_keys(request(mm_features=[image])) == [("multimodal", "hash-of-an-image@1+2")]
 

@@ -16,7 +16,8 @@ from typing import Any
 from ..address import Address
 from ..config import DecodeConfig
 from ..errors import ConfigError, ProtocolError
-from ..protocol.admission import AdmissionProtocol, VerdictKind
+from ..protocol.admission import AdmissionLimits, AdmissionProtocol, VerdictKind
+from ..protocol.decode_actions import SendTo
 from ..protocol.epochs import IdSource, random_id
 from ..protocol.lease import Clock
 from ..protocol.messages import (
@@ -43,7 +44,6 @@ _log = logging.getLogger(__name__)
 
 _FROM_PREFILL = (Welcome, Refused, Stale, Claimed, Ready, Renewed, Accepted, Gone)
 _TURN_S = 0.05
-_MAX_LINKS = 256
 
 
 class DecodeScheduler:
@@ -69,16 +69,15 @@ class DecodeScheduler:
         self._protocol: AdmissionProtocol | None = None
         self._failed: dict[str, str] = {}
         self._loading: set[str] = set()
-        self._outbox: deque[tuple[str, bytes]] = deque()
+        self._outbox: deque[tuple[str, bytes | None]] = deque()  # None: disconnect
         self._next = DecodeStep()
         self._loop = ChannelLoop("hawk-admission", [client], self._on_message, self._on_turn)
 
     def set_worker(self, handshake: DecodeHandshake) -> None:
         """The worker is up: its epoch and facts are what this scheduler's links say too."""
         config = self._config
-        self._protocol = AdmissionProtocol(
-            handshake.epoch, handshake.facts, link_limits(config), config.admission_deadline_s, self._clock
-        )
+        limits = AdmissionLimits(link_limits(config), config.admission_deadline_s, config.claim_hold_s)
+        self._protocol = AdmissionProtocol(handshake.epoch, handshake.facts, limits, self._clock)
         with self._lock:
             for peer in config.peers:
                 self._protocol.connect(peer)
@@ -97,13 +96,14 @@ class DecodeScheduler:
             if parsed is None or self._protocol is None:
                 return
             self._check(parsed, tokens)
+            ticket = Ticket(parsed.transfer, self._new_id(), digest, tokens, parsed.ranks)
+            with self._lock:
+                if not self._protocol.has_room([rank.address for rank in parsed.ranks]):
+                    raise ProtocolError("other requests are waiting for too many prefill ranks already")
+                self._protocol.ask(request, ticket)
+                self._flush()
         except ProtocolError as error:
             _log.warning("request %s computes its own KV: %s", request, error)
-            return
-        ticket = Ticket(parsed.transfer, self._new_id(), digest, tokens, parsed.ranks)
-        with self._lock:
-            self._protocol.ask(request, ticket)
-            self._flush()
 
     def matched_tokens(self, request: str, tokens: int, computed: int) -> tuple[int | None, bool]:
         """vLLM's ``get_num_new_matched_tokens`` for a prompt of ``tokens`` of which ``computed`` are cached here."""
@@ -111,6 +111,7 @@ class DecodeScheduler:
             return 0, False
         with self._lock:
             verdict = self._protocol.verdict(request)
+            self._flush()
             if verdict is None:
                 return 0, False
             if verdict.kind is VerdictKind.PENDING:
@@ -142,14 +143,15 @@ class DecodeScheduler:
         first_block = (tokens - external) // self._block_size
         wanted = tuple(block_ids[first_block : -(-tokens // self._block_size)])
         with self._lock:
-            ticket = self._protocol.forget(request)
+            ticket = self._protocol.hand_over(request)
+            self._flush()
         reason = self._failed.pop(request, None)
-        if reason is not None:
-            self._next.refused.append(RefusedLoad(request, wanted, reason))
-        elif ticket is not None:
+        if reason is None and ticket is not None:
             self._next.loads.append(LoadRequest(request, ticket, first_block, wanted))
         else:
-            return
+            # vLLM waits for these blocks now, so it must hear of them whatever became of the claim.
+            reason = reason or "its claim was given up before vLLM gave it blocks"
+            self._next.refused.append(RefusedLoad(request, wanted, reason))
         self._loading.add(request)
 
     def build_step(self) -> DecodeStep:
@@ -175,6 +177,14 @@ class DecodeScheduler:
         """The worker has reported these loads."""
         self._loading -= requests
 
+    def reset(self) -> bool:
+        """vLLM's cache was reset: waiting requests compute their own KV.  False while loads of before still run."""
+        if self._protocol is not None:
+            with self._lock:
+                self._protocol.drop_all()
+                self._flush()
+        return not self._loading
+
     # --- the channel loop's thread
 
     def _on_message(self, channel: SideChannelServer | SideChannelClient, peer: str, payload: bytes) -> None:
@@ -193,6 +203,9 @@ class DecodeScheduler:
             busy = any(self._protocol.held().values())
         while self._outbox:
             address, payload = self._outbox.popleft()
+            if payload is None:
+                self._client.disconnect(address)
+                continue
             self._client.connect(Address.parse(address))
             self._client.send(address, payload)
         return _TURN_S if busy else 5 * _TURN_S
@@ -201,14 +214,14 @@ class DecodeScheduler:
 
     def _flush(self) -> None:
         assert self._protocol is not None
-        for address, message in self._protocol.take_messages():
-            self._outbox.append((address, encode(message)))
+        for action in self._protocol.take_actions():
+            payload = encode(action.message) if isinstance(action, SendTo) else None
+            self._outbox.append((action.address, payload))
         if self._outbox:
             self._loop.wake.set()
 
     def _check(self, params: TransferParams, tokens: int) -> None:
         """What the parameters may name is bounded here, whoever wrote them."""
-        assert self._protocol is not None
         if params.tokens != tokens:
             raise ProtocolError(
                 f"kv_transfer_params are of a prompt of {params.tokens} tokens, this request has {tokens}"
@@ -222,5 +235,3 @@ class DecodeScheduler:
                 raise ProtocolError(
                     f"kv_transfer_params name {address}, which is not allowed here; add it to allowed_peer_hosts"
                 )
-            if str(address) not in self._protocol.links and len(self._protocol.links) >= _MAX_LINKS:
-                raise ProtocolError(f"kv_transfer_params name more than {_MAX_LINKS} prefill ranks")

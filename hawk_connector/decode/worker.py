@@ -18,7 +18,7 @@ from ..config import DecodeConfig
 from ..metrics import Outcome, TransferLog, TransferReport
 from ..plan.pairing import DecodeFacts
 from ..protocol.decode import DecodeProtocol
-from ..protocol.decode_actions import DecodeLimits, Fence, Read, Report, SendTo
+from ..protocol.decode_actions import DecodeLimits, Disconnect, Fence, Read, Report, SendTo
 from ..protocol.epochs import IdSource, random_id
 from ..protocol.lease import Clock
 from ..protocol.link import LinkLimits
@@ -108,7 +108,7 @@ class DecodeWorker:
         )
         self._protocol = DecodeProtocol(self._epoch, facts, limits, clock)
         self._reader = Reader(landing, make_engine, config.read_threads, self._on_read, self._on_fenced, clock)
-        self._outbox: deque[tuple[str, bytes]] = deque()
+        self._outbox: deque[tuple[str, bytes | None]] = deque()  # None: disconnect
         self._answers: deque[tuple[str, bytes]] = deque()
         self._ended: list[LoadEnd] = []
         self._tallies: dict[str, _Tally] = {}
@@ -161,9 +161,11 @@ class DecodeWorker:
             ended, self._ended = self._ended, []
         return ended
 
-    def close(self) -> None:
+    def close(self) -> bool:
+        """Ends the threads.  False where a read could not be ended: late bytes may still arrive in the landing's
+        memory, which must not be unmapped or used for anything else while this process lives."""
         self._loop.close()
-        self._reader.close()
+        return self._reader.close()
 
     # --- the reader's threads
 
@@ -206,11 +208,14 @@ class DecodeWorker:
         self.log.set_gauges(quarantined=held["quarantined_blocks"], waiting=held["loads"])
         while self._outbox:
             address, payload = self._outbox.popleft()
+            if payload is None:
+                self._client.disconnect(address)
+                continue
             self._client.connect(Address.parse(address))
             self._client.send(address, payload)
         while self._answers:
-            peer, payload = self._answers.popleft()
-            self._server.send(peer, payload)
+            peer, answer = self._answers.popleft()
+            self._server.send(peer, answer)
         return _TURN_S if held["loads"] or held["farewells"] else 5 * _TURN_S
 
     # --- under the lock
@@ -220,6 +225,8 @@ class DecodeWorker:
         for action in self._protocol.take_actions():
             if isinstance(action, SendTo):
                 self._outbox.append((action.address, encode(action.message)))
+            elif isinstance(action, Disconnect):
+                self._outbox.append((action.address, None))
             elif isinstance(action, Read):
                 self._reader.read(action)
             elif isinstance(action, Fence):

@@ -1,18 +1,22 @@
 """Admission: the decode scheduler makes sure of a transfer before it gives a request blocks to load it into.
 
 A request that gets Gone here simply computes its own KV; nothing has been allocated and nothing has failed.  No I/O,
-no threads, no wall clock; messages to send are taken with ``take_messages``.
+no threads, no wall clock; what to send is taken with ``take_actions``.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
 from ..plan.pairing import DecodeFacts
+from .decode_actions import Disconnect, SendTo
 from .lease import Clock, Resend
 from .link import LinkLimits, LinkState, PeerLink, unfed_heads
+from .link_book import LinkBook
+from .load import Farewell, about
 from .messages import (
     Abort,
     Accepted,
@@ -29,7 +33,22 @@ from .messages import (
 )
 from .ticket import RankAddress, Ticket
 
-__all__ = ["AdmissionProtocol", "Verdict", "VerdictKind"]
+__all__ = ["AdmissionLimits", "AdmissionProtocol", "Verdict", "VerdictKind"]
+
+
+# How much later than asked for by ``verdict`` a claim is given up unasked: what vLLM has just been told is CLAIMED it
+# gives blocks to in the same step.
+_UNASKED_GRACE_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class AdmissionLimits:
+    """Times in seconds.  ``claim_hold_s``: how long a claimed request may wait for blocks; the prefill side's send
+    buffer waits with it."""
+
+    link: LinkLimits
+    admission_deadline_s: float
+    claim_hold_s: float
 
 
 class VerdictKind(Enum):
@@ -61,6 +80,7 @@ class _Asked:
     asks: list[_Ask]
     verdict: Verdict = field(default_factory=lambda: Verdict(VerdictKind.PENDING))
     renew_at: float = 0.0
+    hold_until: float = 0.0
 
     @property
     def open(self) -> bool:
@@ -68,63 +88,75 @@ class _Asked:
         return self.verdict.kind in (VerdictKind.PENDING, VerdictKind.CLAIMED)
 
 
-@dataclass(slots=True)
-class _Farewell:
-    rank: RankAddress
-    ticket: Ticket
-    resend: Resend
-
-
 class AdmissionProtocol:
     """Claims transfers for requests that wait to be scheduled."""
 
-    def __init__(
-        self, epoch: str, facts: DecodeFacts, limits: LinkLimits, admission_deadline_s: float, clock: Clock
-    ) -> None:
+    def __init__(self, epoch: str, facts: DecodeFacts, limits: AdmissionLimits, clock: Clock) -> None:
         self.epoch = epoch
-        self.links: dict[str, PeerLink] = {}
-        self._facts = facts
+        self._book = LinkBook(epoch, facts, limits.link, clock, self._needed, self._disconnect)
         self._limits = limits
-        self._deadline_s = admission_deadline_s
         self._clock = clock
         self._asked: dict[str, _Asked] = {}
-        self._farewells: list[_Farewell] = []
-        self._out: list[tuple[str, DecodeMessage]] = []
+        self._farewells: list[Farewell] = []
+        self._actions: list[SendTo | Disconnect] = []
 
-    def take_messages(self) -> list[tuple[str, DecodeMessage]]:
-        """(address, message) pairs to send, in order."""
-        out, self._out = self._out, []
-        return out
+    @property
+    def links(self) -> Mapping[str, PeerLink]:
+        """The links by address."""
+        return self._book.links
+
+    def take_actions(self) -> list[SendTo | Disconnect]:
+        """What to send and to disconnect since the last call, in order."""
+        actions, self._actions = self._actions, []
+        return actions
 
     def held(self) -> dict[str, int]:
         return {"admissions": len(self._asked), "farewells": len(self._farewells)}
 
     def connect(self, address: str) -> None:
-        """Pairs with a prefill rank ahead of any request."""
-        self._refresh(self._link(address))
+        """Pairs with a prefill rank ahead of any request, and keeps the link whatever becomes of it."""
+        self._book.keep(address)
+        self._refresh(self._book.use(address))
+
+    def has_room(self, addresses: Iterable[str]) -> bool:
+        """Whether a transfer of the ranks at ``addresses`` may be asked for; not while too many others are awaited."""
+        return self._book.has_room(addresses)
 
     def ask(self, request: str, ticket: Ticket) -> None:
         """Asks every rank of the ticket's transfer for the claim."""
         now = self._clock()
         asks = [_Ask(rank) for rank in ticket.ranks]
-        self._asked[request] = _Asked(ticket, now, now + self._deadline_s, asks, renew_at=now + self._limits.renew_s)
+        self._asked[request] = _Asked(ticket, now, now + self._limits.admission_deadline_s, asks)
+        self._asked[request].renew_at = now + self._limits.link.renew_s
         self._pursue(self._asked[request])
 
     def verdict(self, request: str) -> Verdict | None:
-        """How it stands; None for a request that was not asked for."""
+        """How it stands now, deadlines included; None for a request that was not asked for."""
         asked = self._asked.get(request)
-        return asked.verdict if asked is not None else None
+        if asked is None:
+            return None
+        self._judge(asked, 0.0)
+        return asked.verdict
 
-    def forget(self, request: str) -> Ticket | None:
-        """The worker takes over the claim, or nobody needs it: no more renewals from here."""
-        asked = self._asked.pop(request, None)
-        return asked.ticket if asked is not None else None
+    def hand_over(self, request: str) -> Ticket | None:
+        """The worker takes over the claim: no more renewals from here.  None, and told so, where there is no claim."""
+        asked = self._asked.get(request)
+        if asked is None or asked.verdict.kind is not VerdictKind.CLAIMED:
+            self.drop(request)
+            return None
+        del self._asked[request]
+        return asked.ticket
 
     def drop(self, request: str) -> None:
         """The request wants the transfer no more: the prefill side is told, until it answers."""
         asked = self._asked.pop(request, None)
         if asked is not None and asked.open:
             self._part(asked)
+
+    def drop_all(self) -> None:
+        """No request wants its transfer any more."""
+        for request in list(self._asked):
+            self.drop(request)
 
     def receive(
         self, address: str, message: Welcome | Refused | Stale | Claimed | Ready | Renewed | Accepted | Gone
@@ -139,10 +171,10 @@ class AdmissionProtocol:
             return
         link.heard_at = self._clock()
         if isinstance(message, Gone):
-            self._farewells = [f for f in self._farewells if not _about(f.ticket, f.rank, address, message)]
+            self._farewells = [f for f in self._farewells if not about(f.ticket, f.rank, address, message)]
         for asked in self._asked.values():
             for ask in asked.asks:
-                if not _about(asked.ticket, ask.rank, address, message):
+                if not about(asked.ticket, ask.rank, address, message):
                     continue
                 if isinstance(message, Claimed):
                     ask.claimed, ask.resend = True, None
@@ -155,19 +187,17 @@ class AdmissionProtocol:
     def tick(self) -> None:
         """Lets time pass: repeats, renewals, deadlines."""
         now = self._clock()
-        for link in self.links.values():
-            self._say(link.address, link.tick())
+        for address, hello in self._book.tick():
+            self._say(address, hello)
         for asked in self._asked.values():
             self._pursue(asked)
-            if asked.verdict.kind is VerdictKind.PENDING and now >= asked.deadline:
-                silent = ", ".join(a.rank.address for a in asked.asks if not a.claimed and not a.needless)
-                self._give_up(asked, VerdictKind.FAILED, f"no answer from {silent} within {self._deadline_s:g} s")
+            self._judge(asked, _UNASKED_GRACE_S)
             if asked.open and now >= asked.renew_at:
-                asked.renew_at = now + self._limits.renew_s
+                asked.renew_at = now + self._limits.link.renew_s
                 for ask in asked.asks:
                     if ask.claimed:
                         fields = _fields(self.epoch, asked.ticket, ask.rank)
-                        self._out.append((ask.rank.address, Renew(**fields)))
+                        self._say(ask.rank.address, Renew(**fields))
         for farewell in self._farewells:
             if farewell.resend.due(now):
                 self._say_abort(farewell)
@@ -188,7 +218,7 @@ class AdmissionProtocol:
                 return
             if ask.claimed or ask.needless:
                 continue
-            link = self._link(ask.rank.address)
+            link = self._book.use(ask.rank.address)
             if link.remote_epoch != ask.rank.epoch or link.state is not LinkState.PAIRED:
                 if not link.settled_since(asked.since):
                     self._refresh(link)
@@ -205,7 +235,7 @@ class AdmissionProtocol:
                 self._conclude(asked)
                 continue
             if earlier_claimed and ask.resend is None:
-                ask.resend = Resend.start(now, self._limits.resend_s, asked.deadline)
+                ask.resend = Resend.start(now, self._limits.link.resend_s, asked.deadline)
                 self._say_pull(asked, ask)
             elif ask.resend is not None and ask.resend.due(now):
                 self._say_pull(asked, ask)
@@ -214,12 +244,24 @@ class AdmissionProtocol:
     def _conclude(self, asked: _Asked) -> None:
         if asked.verdict.kind is not VerdictKind.PENDING or not all(a.claimed or a.needless for a in asked.asks):
             return
-        pairings = [self._link(ask.rank.address).pairing for ask in asked.asks]
+        pairings = [self._book.use(ask.rank.address).pairing for ask in asked.asks]
         unfed = unfed_heads([p for p in pairings if p is not None])
         if unfed:
             self._give_up(asked, VerdictKind.GONE, f"its ranks do not send each (chip, head) once: {unfed[:4]}")
         else:
             asked.verdict = Verdict(VerdictKind.CLAIMED)
+            asked.hold_until = self._clock() + self._limits.claim_hold_s
+
+    def _judge(self, asked: _Asked, grace_s: float) -> None:
+        """Gives up what has waited for too long: for the prefill side's answer, or with it for decode's blocks."""
+        now = self._clock()
+        if asked.verdict.kind is VerdictKind.PENDING and now >= asked.deadline:
+            silent = ", ".join(a.rank.address for a in asked.asks if not a.claimed and not a.needless)
+            waited = f"{self._limits.admission_deadline_s:g} s"
+            self._give_up(asked, VerdictKind.FAILED, f"no answer from {silent} within {waited}")
+        elif asked.verdict.kind is VerdictKind.CLAIMED and now >= asked.hold_until + grace_s:
+            reason = f"waited too long for blocks here (claim_hold_s {self._limits.claim_hold_s:g} s)"
+            self._give_up(asked, VerdictKind.GONE, reason)
 
     def _give_up(self, asked: _Asked, kind: VerdictKind, reason: str, gone: _Ask | None = None) -> None:
         if not asked.open:
@@ -232,48 +274,41 @@ class AdmissionProtocol:
         # Ranks that were not asked yet hold the transfer too.  Only Gone says that it may be another's.
         ours = asked.verdict.kind is not VerdictKind.GONE
         for ask in asked.asks:
-            if self._link(ask.rank.address).state is LinkState.REFUSED:
+            link = self.links.get(ask.rank.address)
+            if link is not None and link.state is LinkState.REFUSED:
                 continue  # it would only say Stale to whom it has not paired with
             if ask is not but and not ask.needless and (ours or ask.claimed or ask.resend is not None):
-                resend = Resend.start(now, self._limits.resend_s, now + self._deadline_s)
-                farewell = _Farewell(ask.rank, asked.ticket, resend)
+                resend = Resend.start(now, self._limits.link.resend_s, now + self._limits.admission_deadline_s)
+                farewell = Farewell(ask.rank, asked.ticket, resend)
                 self._farewells.append(farewell)
                 self._say_abort(farewell)
 
     # --- links and messages
 
-    def _link(self, address: str) -> PeerLink:
-        if address not in self.links:
-            self.links[address] = PeerLink(address, self.epoch, self._facts, self._limits, self._clock)
-        return self.links[address]
+    def _needed(self) -> set[str]:
+        """The peers that an open request or a farewell is with."""
+        asked = {ask.rank.address for asked in self._asked.values() if asked.open for ask in asked.asks}
+        return asked | {farewell.rank.address for farewell in self._farewells}
+
+    def _disconnect(self, address: str) -> None:
+        self._actions.append(Disconnect(address))
 
     def _refresh(self, link: PeerLink) -> None:
         self._say(link.address, link.refresh())
 
     def _say(self, address: str, message: DecodeMessage | None) -> None:
         if message is not None:
-            self._out.append((address, message))
+            self._actions.append(SendTo(address, message))
 
     def _say_pull(self, asked: _Asked, ask: _Ask) -> None:
         fields = _fields(self.epoch, asked.ticket, ask.rank)
         pull = Pull(digest=asked.ticket.digest, tokens=asked.ticket.tokens, deliver=False, **fields)
-        self._out.append((ask.rank.address, pull))
+        self._say(ask.rank.address, pull)
 
-    def _say_abort(self, farewell: _Farewell) -> None:
+    def _say_abort(self, farewell: Farewell) -> None:
         fields = _fields(self.epoch, farewell.ticket, farewell.rank)
-        self._out.append((farewell.rank.address, Abort(digest=farewell.ticket.digest, **fields)))
+        self._say(farewell.rank.address, Abort(digest=farewell.ticket.digest, **fields))
 
 
 def _fields(epoch: str, ticket: Ticket, rank: RankAddress) -> dict[str, Any]:
     return {"epoch": epoch, "to": rank.epoch, "transfer": ticket.transfer, "claim": ticket.claim}
-
-
-def _about(
-    ticket: Ticket, rank: RankAddress, address: str, message: Claimed | Ready | Renewed | Accepted | Gone
-) -> bool:
-    return (
-        rank.address == address
-        and rank.epoch == message.epoch
-        and ticket.transfer == message.transfer
-        and ticket.claim == message.claim
-    )

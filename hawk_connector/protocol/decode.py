@@ -12,14 +12,16 @@ side told.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 from ..plan.pairing import DecodeFacts
-from .decode_actions import DecodeAction, DecodeLimits, Fence, Read, Report, SendTo
+from .decode_actions import DecodeAction, DecodeLimits, Disconnect, Fence, Read, Report, SendTo
 from .lease import Clock, Resend
 from .link import LinkState, PeerLink, unfed_heads
-from .load import Fetch, FetchState, Load, RankFetches
+from .link_book import LinkBook
+from .load import Farewell, Fetch, FetchState, Load, RankFetches, about
 from .messages import (
     Abort,
     Accepted,
@@ -35,16 +37,9 @@ from .messages import (
     Stale,
     Welcome,
 )
-from .ticket import RankAddress, Ticket
+from .ticket import Ticket
 
 __all__ = ["DecodeProtocol"]
-
-
-@dataclass(slots=True)
-class _Farewell:
-    rank: RankAddress
-    ticket: Ticket
-    resend: Resend
 
 
 class DecodeProtocol:
@@ -52,8 +47,7 @@ class DecodeProtocol:
 
     def __init__(self, epoch: str, facts: DecodeFacts, limits: DecodeLimits, clock: Clock) -> None:
         self.epoch = epoch
-        self.links: dict[str, PeerLink] = {}
-        self._facts = facts
+        self._book = LinkBook(epoch, facts, limits.link, clock, self._needed, self._disconnect)
         self._limits = limits
         self._clock = clock
         self._loads: dict[str, Load] = {}
@@ -61,10 +55,15 @@ class DecodeProtocol:
         self._next_read = 0
         self._fencing: dict[str, bool] = {}
         self._engine_epochs: dict[str, str] = {}
-        self._farewells: list[_Farewell] = []
+        self._farewells: list[Farewell] = []
         self._actions: list[DecodeAction] = []
 
     # --- outputs
+
+    @property
+    def links(self) -> Mapping[str, PeerLink]:
+        """The links by address."""
+        return self._book.links
 
     def take_actions(self) -> list[DecodeAction]:
         actions, self._actions = self._actions, []
@@ -84,8 +83,9 @@ class DecodeProtocol:
     # --- inputs from vLLM
 
     def connect(self, address: str) -> None:
-        """Pairs with a prefill rank ahead of any request."""
-        self._say(address, self._link(address).refresh())
+        """Pairs with a prefill rank ahead of any request, and keeps the link whatever becomes of it."""
+        self._book.keep(address)
+        self._say(address, self._book.use(address).refresh())
 
     def load(self, request: str, ticket: Ticket, first_block: int, block_ids: tuple[int, ...]) -> None:
         """Load a claimed transfer's blocks ``first_block`` and up into ``block_ids``."""
@@ -163,10 +163,10 @@ class DecodeProtocol:
             return
         link.heard_at = self._clock()
         if isinstance(message, Gone):
-            self._farewells = [f for f in self._farewells if not _about(f.ticket, f.rank, address, message)]
+            self._farewells = [f for f in self._farewells if not about(f.ticket, f.rank, address, message)]
         for load in list(self._loads.values()):
             for rank in load.ranks:
-                if _about(load.ticket, rank.rank, address, message):
+                if about(load.ticket, rank.rank, address, message):
                     self._heard(load, rank, message)
                     self._start_reads()
                     return
@@ -174,8 +174,9 @@ class DecodeProtocol:
     def tick(self) -> None:
         """Lets time pass: repeats, renewals, deadlines."""
         now = self._clock()
-        for link in self.links.values():
-            self._say(link.address, link.tick())
+        for address, hello in self._book.tick():
+            self._say(address, hello)
+        self._watch_unused()
         for load in list(self._loads.values()):
             if load.failure is None and now >= load.deadline:
                 self._fail(load, f"not complete within {self._limits.load_deadline_s:g} s")
@@ -197,7 +198,7 @@ class DecodeProtocol:
             if rank.complete:
                 continue
             address = rank.rank.address
-            link = self._link(address)
+            link = self._book.use(address)
             if link.remote_epoch != rank.rank.epoch or link.state is not LinkState.PAIRED:
                 if link.settled_since(load.begun_at):
                     state = "another life" if link.state is LinkState.PAIRED else link.state.value
@@ -271,7 +272,8 @@ class DecodeProtocol:
         fetch.state, fetch.generation, fetch.address = FetchState.OFFERED, ready.generation, ready.address
 
     def _start_reads(self) -> None:
-        """Starts offered parcels, oldest load first, up to the limit and not through an engine to be fenced."""
+        """Starts offered parcels, oldest load first, up to each peer's limit, not through an engine to be fenced."""
+        running = Counter(address for _, address, _ in self._reads.values())
         for load in self._loads.values():
             for rank in load.ranks:
                 address = rank.rank.address
@@ -281,12 +283,13 @@ class DecodeProtocol:
                 if link.welcome is None or link.pairing is None or link.remote_epoch != rank.rank.epoch:
                     continue
                 for fetch in rank.fetches or ():
-                    if len(self._reads) >= self._limits.reads:
-                        return
+                    if running[address] >= self._limits.reads:
+                        break
                     if fetch.state is FetchState.OFFERED:
                         fetch.state = FetchState.READING
                         read, self._next_read = self._next_read, self._next_read + 1
                         self._reads[read] = (load.request, address, fetch.index)
+                        running[address] += 1
                         self._engine_epochs[address] = rank.rank.epoch
                         skip = max(0, load.first_block - fetch.first_block)
                         first = fetch.first_block + skip - load.first_block
@@ -329,6 +332,13 @@ class DecodeProtocol:
             self._fencing.setdefault(link.address, False)
             self._fence_when_quiet(link.address)
 
+    def _watch_unused(self) -> None:
+        """A peer that left for good: its engine holds descriptors, threads and registrations of ours."""
+        for address in list(self._engine_epochs):
+            if address not in self._fencing and self._book.unused(address):
+                self._fencing[address] = False
+                self._fence_when_quiet(address)
+
     def _fence_when_quiet(self, address: str) -> None:
         """Asks for the fence once no read of that engine is running."""
         if self._fencing.get(address) is False and not any(a == address for _, a, _ in self._reads.values()):
@@ -337,10 +347,13 @@ class DecodeProtocol:
 
     # --- links and messages
 
-    def _link(self, address: str) -> PeerLink:
-        if address not in self.links:
-            self.links[address] = PeerLink(address, self.epoch, self._facts, self._limits.link, self._clock)
-        return self.links[address]
+    def _needed(self) -> set[str]:
+        """The peers that a load or a farewell is with."""
+        loading = {rank.rank.address for load in self._loads.values() for rank in load.ranks}
+        return loading | {farewell.rank.address for farewell in self._farewells}
+
+    def _disconnect(self, address: str) -> None:
+        self._actions.append(Disconnect(address))
 
     def _say(self, address: str, message: DecodeMessage | None) -> None:
         if message is not None:
@@ -367,11 +380,11 @@ class DecodeProtocol:
             if not rank.needless:
                 deadline = now + self._limits.admission_deadline_s
                 resend = Resend.start(now, self._limits.link.resend_s, deadline)
-                farewell = _Farewell(rank.rank, load.ticket, resend)
+                farewell = Farewell(rank.rank, load.ticket, resend)
                 self._farewells.append(farewell)
                 self._say_abort(farewell)
 
-    def _say_abort(self, farewell: _Farewell) -> None:
+    def _say_abort(self, farewell: Farewell) -> None:
         rank, ticket = farewell.rank, farewell.ticket
         self._say(
             rank.address,
@@ -396,14 +409,3 @@ class DecodeProtocol:
 
 def _fetch(rank: RankFetches, parcel: int) -> Fetch | None:
     return rank.fetches[parcel] if rank.fetches is not None and parcel < len(rank.fetches) else None
-
-
-def _about(
-    ticket: Ticket, rank: RankAddress, address: str, message: Claimed | Ready | Renewed | Accepted | Gone
-) -> bool:
-    return (
-        rank.address == address
-        and rank.epoch == message.epoch
-        and ticket.transfer == message.transfer
-        and ticket.claim == message.claim
-    )

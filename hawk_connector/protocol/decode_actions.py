@@ -8,7 +8,7 @@ from ..plan.parcel import ParcelPlan
 from .link import LinkLimits
 from .messages import DecodeMessage
 
-__all__ = ["DecodeAction", "DecodeLimits", "Fence", "Read", "Report", "SendTo"]
+__all__ = ["DecodeAction", "DecodeLimits", "Disconnect", "Fence", "Read", "Report", "SendTo"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +17,13 @@ class SendTo:
 
     address: str
     message: DecodeMessage
+
+
+@dataclass(frozen=True, slots=True)
+class Disconnect:
+    """The rank at ``address`` is forgotten: drop the connection.  A later SendTo connects again."""
+
+    address: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +63,12 @@ class Report:
     parcels: int
 
 
-DecodeAction = SendTo | Read | Fence | Report
+DecodeAction = SendTo | Disconnect | Read | Fence | Report
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeLimits:
-    """Times in seconds; ``reads``: reads in flight over all peers."""
+    """Times in seconds; ``reads``: reads in flight from one peer, so that a peer that hangs holds up nobody else."""
 
     link: LinkLimits
     admission_deadline_s: float

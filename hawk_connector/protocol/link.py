@@ -25,12 +25,17 @@ class LinkState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class LinkLimits:
-    """Times in seconds.  ``hello_every_s``: how often a paired link shows and asks for a sign of life."""
+    """Times in seconds.  ``hello_every_s``: how often a paired link shows and asks for a sign of life.
+
+    ``forget_s``, ``max_links``: see ``link_book``.
+    """
 
     hello_deadline_s: float
     resend_s: float
     renew_s: float
     hello_every_s: float = 15.0
+    forget_s: float = 60.0
+    max_links: int = 256
 
 
 class PeerLink:
@@ -38,9 +43,12 @@ class PeerLink:
 
     IDLE -> CONNECTING -> PAIRED, REFUSED or DOWN; ``refresh`` goes back to CONNECTING from any of them.  While a
     paired link is refreshed its old pairing stays readable, so that a sign of life costs no transfer anything.
+    ``sent``: the number of the last Hello that may have gone to this address already.
     """
 
-    def __init__(self, address: str, epoch: str, facts: DecodeFacts, limits: LinkLimits, clock: Clock) -> None:
+    def __init__(
+        self, address: str, epoch: str, facts: DecodeFacts, limits: LinkLimits, clock: Clock, sent: int = 0
+    ) -> None:
         self.address = address
         self.state = LinkState.IDLE
         self.welcome: Welcome | None = None
@@ -48,18 +56,24 @@ class PeerLink:
         self.mismatches: tuple[Mismatch, ...] = ()
         self.heard_at = clock()
         self.settled_at: float | None = None
+        self.used_at = clock()
+        self.sent = sent
         self._epoch = epoch
         self._facts = facts
         self._limits = limits
         self._clock = clock
         self._resend: Resend | None = None
-        self._sent = 0
         # Answers to Hellos up to this number are late: a newer question has been asked or answered since.
-        self._settled_number = 0
+        self._settled_number = sent
 
     @property
     def remote_epoch(self) -> str | None:
         return self.welcome.epoch if self.welcome is not None else None
+
+    @property
+    def dead(self) -> bool:
+        """Whether the peer does not answer, or is not one to work with."""
+        return self.state not in (LinkState.CONNECTING, LinkState.PAIRED)
 
     @property
     def detail(self) -> str:
@@ -86,7 +100,7 @@ class PeerLink:
         if self._resend is not None:
             return None
         now = self._clock()
-        self._settled_number = self._sent
+        self._settled_number = self.sent
         self._resend = Resend.start(now, self._limits.resend_s, now + self._limits.hello_deadline_s)
         if self.state is not LinkState.PAIRED:
             self.state = LinkState.CONNECTING
@@ -99,7 +113,7 @@ class PeerLink:
         if isinstance(message, Stale):
             self.heard_at = self._clock()
             return self.refresh()
-        if not self._settled_number < message.number <= self._sent:
+        if not self._settled_number < message.number <= self.sent:
             return None
         self._settled_number = message.number
         self.heard_at = self._clock()
@@ -145,8 +159,8 @@ class PeerLink:
         self._resend = None
 
     def _hello(self) -> Hello:
-        self._sent += 1
-        return Hello(epoch=self._epoch, version=PROTOCOL_VERSION, facts=self._facts, number=self._sent)
+        self.sent += 1
+        return Hello(epoch=self._epoch, version=PROTOCOL_VERSION, facts=self._facts, number=self.sent)
 
 
 def unfed_heads(pairings: Sequence[Pairing]) -> list[tuple[int, int]]:

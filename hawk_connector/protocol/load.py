@@ -1,4 +1,4 @@
-"""One load as the decode worker sees it: the ranks that feed it and their parcels."""
+"""One load as the decode worker sees it: the ranks that feed it and their parcels, and the farewell that ends it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from enum import Enum, auto
 
 from ..plan.pairing import Pairing
 from .lease import Resend
+from .messages import Accepted, Claimed, Gone, Ready, Renewed
 from .ticket import RankAddress, Ticket
 
-__all__ = ["Fetch", "FetchState", "Load", "RankFetches"]
+__all__ = ["Farewell", "Fetch", "FetchState", "Load", "RankFetches", "about"]
 
 
 class FetchState(Enum):
@@ -97,3 +98,24 @@ class Load:
     @property
     def complete(self) -> bool:
         return all(rank.complete for rank in self.ranks)
+
+
+@dataclass(slots=True)
+class Farewell:
+    """An Abort to one rank of a transfer that is wanted no more; repeated until the rank says Gone."""
+
+    rank: RankAddress
+    ticket: Ticket
+    resend: Resend
+
+
+def about(
+    ticket: Ticket, rank: RankAddress, address: str, message: Claimed | Ready | Renewed | Accepted | Gone
+) -> bool:
+    """Whether ``message``, which came from ``address``, answers the ticket's claim on this life of ``rank``."""
+    return (
+        rank.address == address
+        and rank.epoch == message.epoch
+        and ticket.transfer == message.transfer
+        and ticket.claim == message.claim
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import threading
 import time
 from collections.abc import Iterator, Sequence
 
@@ -184,5 +185,67 @@ def test_close_drops_every_engine(world: World) -> None:
     for number, address in enumerate(("p:1", "p:2")):
         world.read(number, address)
         assert world.results.get(timeout=30).ok
-    world.reader.close()
+    assert world.reader.close() is True
     assert [engine.closed for engine in world.engines] == [True, True]
+
+
+def test_a_peer_that_hangs_takes_nobody_elses_threads(world: World) -> None:
+    for number in (1, 2):
+        world.fabric.inject(Hang())
+        world.read(number, "p:1")
+    eventually(lambda: bool(world.engines) and world.engines[0]._reads == 2, "both reads hang")
+    world.read(3, "p:2")
+    assert world.results.get(timeout=30).read.id == 3
+    world.reader.fence("p:3")
+    assert world.fenced.get(timeout=30) == "p:3"
+
+
+def test_an_engine_that_takes_long_to_make_holds_up_neither_caller_nor_others(world: World) -> None:
+    release, asked = threading.Event(), threading.Event()
+
+    def make() -> TransferEngine:
+        if not asked.is_set():
+            asked.set()
+            assert release.wait(30)
+        return world.fabric.engine()
+
+    results: queue.Queue[ReadResult] = queue.Queue()
+    reader = Reader(world.landing, make, 1, results.put, world.fenced.put, time.monotonic)
+    source = world.source.ctypes.data
+    reader.read(Read(1, "r", "p:1", world.serving.session, source, PLAN, (1,), 0))
+    assert asked.wait(30)
+    reader.read(Read(2, "r", "p:2", world.serving.session, source, PLAN, (2,), 0))
+    assert results.get(timeout=30).read.id == 2
+    release.set()
+    assert results.get(timeout=30).read.id == 1
+    assert reader.close()
+
+
+def test_close_says_that_a_read_outlived_it_and_keeps_the_engine(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = world.fabric.engine(timeout_s=60)
+    reader = Reader(world.landing, lambda: engine, 1, world.results.put, world.fenced.put, time.monotonic)
+    world.fabric.inject(Hang())
+    reader.read(Read(1, "r", "p:1", world.serving.session, world.source.ctypes.data, PLAN, (1,), 0))
+    eventually(lambda: engine._reads == 1, "the read hangs")
+    engine._timeout_s = -4.9  # the read is long past its time-out and the rest that close grants
+    assert reader.close() is False
+    assert not engine.closed
+    assert "its memory must stay mapped" in caplog.text
+    world.fabric.release_hung()
+    eventually(lambda: engine._reads == 0, "the read ends")
+    assert reader.close() is True
+    assert engine.closed
+
+
+def test_an_error_of_whoever_is_told_is_logged(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    def on_read(result: ReadResult) -> None:
+        raise ZeroDivisionError("a bug in what follows")
+
+    reader = Reader(world.landing, world.make, 1, on_read, world.fenced.put, time.monotonic)
+    reader.read(Read(1, "r", "p:1", world.serving.session, world.source.ctypes.data, PLAN, (1,), 0))
+    eventually(lambda: "a bug in what follows" in caplog.text, "the error is logged")
+    reader.fence("p:1")
+    assert world.fenced.get(timeout=30) == "p:1"
+    assert reader.close()

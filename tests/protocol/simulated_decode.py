@@ -8,9 +8,9 @@ from typing import Any
 
 from hawk_connector.address import Address
 from hawk_connector.plan.pairing import DecodeFacts, pair
-from hawk_connector.protocol.admission import AdmissionProtocol, VerdictKind
+from hawk_connector.protocol.admission import AdmissionLimits, AdmissionProtocol, VerdictKind
 from hawk_connector.protocol.decode import DecodeProtocol
-from hawk_connector.protocol.decode_actions import DecodeLimits, Fence, Read, Report, SendTo
+from hawk_connector.protocol.decode_actions import DecodeLimits, Disconnect, Fence, Read, Report, SendTo
 from hawk_connector.protocol.messages import decode_message, encode
 from hawk_connector.protocol.ticket import Ticket, parse_params
 from tests.protocol.world import BLOCK, BUFFER_ADDRESS, World, kv_bytes, prefill_facts, require
@@ -54,9 +54,18 @@ class Engine:
 
 class SimulatedDecode:
     def __init__(
-        self, world: World, index: int, *, facts: DecodeFacts, limits: DecodeLimits, blocks: int, faults: EngineFaults
+        self,
+        world: World,
+        index: int,
+        *,
+        facts: DecodeFacts,
+        limits: DecodeLimits,
+        claim_hold_s: float,
+        blocks: int,
+        faults: EngineFaults,
     ) -> None:
         self.world, self.index, self.facts, self.limits = world, index, facts, limits
+        self.claim_hold_s = claim_hold_s
         self.blocks, self.faults = blocks, faults
         self.life = 0
         self.up = False
@@ -71,8 +80,8 @@ class SimulatedDecode:
         self.up = True
         epoch = self.world.id()
         clock = self.world.clock
-        deadline = self.limits.admission_deadline_s
-        self.admission = AdmissionProtocol(epoch, self.facts, self.limits.link, deadline, clock)
+        admission = AdmissionLimits(self.limits.link, self.limits.admission_deadline_s, self.claim_hold_s)
+        self.admission = AdmissionProtocol(epoch, self.facts, admission, clock)
         self.worker = DecodeProtocol(epoch, self.facts, self.limits, clock)
         self.clients = self.world.client(), self.world.client()
         self.engines: dict[str, Engine] = {}
@@ -119,13 +128,18 @@ class SimulatedDecode:
                 self._flush()
 
     def _flush(self) -> None:
-        for address, message in self.admission.take_messages():
-            self._send(0, address, encode(message))
+        for said in self.admission.take_actions():
+            if isinstance(said, SendTo):
+                self._send(0, said.address, encode(said.message))
+            else:
+                self.clients[0].disconnect(said.address)
         for action in self.worker.take_actions():
             if isinstance(action, SendTo):
                 self._send(1, action.address, encode(action.message))
             elif isinstance(action, Read):
                 self._read(action)
+            elif isinstance(action, Disconnect):
+                self.clients[1].disconnect(action.address)
             elif isinstance(action, Fence):
                 self._fence(action.address)
             else:
@@ -163,7 +177,7 @@ class SimulatedDecode:
         assert verdict is not None
         need = -(-wish.tokens // BLOCK) - wish.prefix
         if verdict.kind is VerdictKind.CLAIMED and len(self.free) >= need:
-            ticket = self.admission.forget(wish.name)
+            ticket = self.admission.hand_over(wish.name)
             assert ticket is not None
             wish.blocks = tuple(self.free.pop() for _ in range(need))
             for block in wish.blocks:

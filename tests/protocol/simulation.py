@@ -71,7 +71,12 @@ class _Run:
             peer_keep_s=30.0,
         )
         link = LinkLimits(
-            hello_deadline_s=60.0 if patient else 3.0, resend_s=0.5, renew_s=1.0, hello_every_s=rng.choice([4.0, 15.0])
+            hello_deadline_s=60.0 if patient else 3.0,
+            resend_s=0.5,
+            renew_s=1.0,
+            hello_every_s=rng.choice([4.0, 15.0]),
+            forget_s=rng.choice([0.5, 60.0]),
+            max_links=rng.choice([1, 256]),
         )
         self.decode_limits = DecodeLimits(
             link=link,
@@ -79,6 +84,7 @@ class _Run:
             load_deadline_s=150.0 if patient else 15.0,
             reads=rng.choice([1, 2, 4]),
         )
+        claim_hold_s = 150.0 if patient else 8.0
         # Room for one to a few parcels: requests must wait for the buffer and be served parcel by parcel.
         block_bytes = 2 * heads * 1088
         roomy = rng.choice([1, 2, 5, 40]) if not patient else rng.choice([4, 40])
@@ -105,6 +111,7 @@ class _Run:
                 i,
                 facts=decode_facts(heads=heads, chips=chips[i], codec=codecs[i]),
                 limits=self.decode_limits,
+                claim_hold_s=claim_hold_s,
                 blocks=60 if patient else rng.choice([12, 40]),
                 faults=scenario.engine,
             )

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from hawk_connector.plan.pairing import DecodeFacts
-from hawk_connector.protocol.admission import AdmissionProtocol, Verdict
+from hawk_connector.protocol.admission import AdmissionLimits, AdmissionProtocol, Verdict
 from hawk_connector.protocol.decode import DecodeProtocol
-from hawk_connector.protocol.decode_actions import DecodeLimits, Fence, Read, Report, SendTo
+from hawk_connector.protocol.decode_actions import DecodeLimits, Disconnect, Fence, Read, Report, SendTo
 from hawk_connector.protocol.link import LinkLimits
 from hawk_connector.protocol.messages import decode_message, encode
 from hawk_connector.protocol.prefill import PrefillProtocol
@@ -22,6 +22,7 @@ T, OTHER = "1" * 32, "2" * 32
 DIGEST, WRONG = "5" * 64, "6" * 64
 LINK = LinkLimits(hello_deadline_s=5.0, resend_s=0.5, renew_s=5.0)
 DECODE = DecodeLimits(link=LINK, admission_deadline_s=10.0, load_deadline_s=120.0, reads=2)
+ADMISSION = AdmissionLimits(link=LINK, admission_deadline_s=10.0, claim_hold_s=120.0)
 
 
 class Time:
@@ -51,7 +52,7 @@ class Table:
         self.buffer_bytes, self.limits = buffer_bytes, limits
         self.prefill: PrefillProtocol = self.new_prefill(P)
         self.worker = DecodeProtocol(epoch, self.facts, DECODE, self.time)
-        self.admission = AdmissionProtocol(epoch, self.facts, LINK, DECODE.admission_deadline_s, self.time)
+        self.admission = AdmissionProtocol(epoch, self.facts, ADMISSION, self.time)
         self.lose: Callable[[Any], bool] = lambda message: False
         self.sent: list[Any] = []
         self.packs: list[Pack] = []
@@ -60,6 +61,7 @@ class Table:
         self.reads: list[Read] = []
         self.fences: list[Fence] = []
         self.reports: list[Report] = []
+        self.disconnects: list[str] = []
 
     def new_prefill(self, epoch: str) -> PrefillProtocol:
         return prefill_protocol(prefill_facts(buffer_bytes=self.buffer_bytes), epoch, self.time, self.limits)
@@ -81,11 +83,16 @@ class Table:
                 self.reads.append(action)
             elif isinstance(action, Fence):
                 self.fences.append(action)
+            elif isinstance(action, Disconnect):
+                self.disconnects.append(action.address)
             else:
                 self.reports.append(action)
-        for _, message in self.admission.take_messages():
+        for said in self.admission.take_actions():
             moved = True
-            self._to_prefill("admission", message)
+            if isinstance(said, SendTo):
+                self._to_prefill("admission", said.message)
+            else:
+                self.disconnects.append(said.address)
         for done in self.prefill.take_actions():
             moved = True
             if isinstance(done, Send):

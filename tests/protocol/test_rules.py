@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from hawk_connector.protocol.admission import AdmissionProtocol, VerdictKind
+from hawk_connector.protocol.decode_actions import SendTo
 from hawk_connector.protocol.messages import (
     Abort,
     Accepted,
@@ -23,7 +24,7 @@ from hawk_connector.protocol.messages import (
     Welcome,
 )
 from hawk_connector.protocol.ticket import RankAddress, Ticket
-from tests.protocol.table import ADDRESS, DIGEST, LINK, OTHER, P2, WRONG, D, P, T, Table, claim
+from tests.protocol.table import ADDRESS, ADMISSION, DIGEST, LINK, OTHER, P2, WRONG, D, P, T, Table, claim
 from tests.protocol.world import BLOCK, LIMITS, decode_facts, prefill_facts, prefill_protocol
 
 
@@ -106,7 +107,7 @@ def test_rule_2_the_first_pull_claims_and_any_other_gets_gone() -> None:
     verdict = table.ask(2)
     assert (verdict.kind, verdict.reason) == (VerdictKind.GONE, "claimed")
     assert table.ask(3, digest=WRONG).reason == "claimed"
-    table.admission.forget("r1")
+    table.admission.hand_over("r1")
     table.load(1)
     table.read(), table.read()
     assert [r.ok for r in table.reports] == [True]
@@ -276,7 +277,7 @@ def test_rule_4_a_failed_pack_fails_its_transfer_only() -> None:
 def test_rule_5_nothing_is_held_after_a_load(tokens: int) -> None:
     table = offered(tokens=tokens)
     table.ask(1, tokens=tokens)
-    table.admission.forget("r1")
+    table.admission.hand_over("r1")
     table.load(1, tokens=tokens)
     while table.reads:
         table.read()
@@ -319,7 +320,7 @@ def test_rule_6_lost_messages_are_sent_again(kind: type, losses: int) -> None:
     table.wait(6.0)
     verdicts = {n: table.admission.verdict(f"r{n}") for n in (1, 2)}
     (winner,) = [n for n, v in verdicts.items() if v is not None and v.kind is VerdictKind.CLAIMED]
-    table.admission.forget(f"r{winner}")
+    table.admission.hand_over(f"r{winner}")
     table.load(winner)
     for _ in range(40):
         while table.reads:
@@ -371,14 +372,15 @@ def test_rule_6_answers_to_a_farewell_do_not_start_another() -> None:
     ranks = [prefill_protocol(prefill_facts(ranks=2, rank=r), str(r + 1) * 32, table.time) for r in (0, 1)]
     addresses = {"p:1": ranks[0], "p:2": ranks[1]}
     ranks[0].begin(T, DIGEST, BLOCK)  # rank 1 never heard of it
-    admission = AdmissionProtocol(D, decode_facts(), LINK, 10.0, table.time)
+    admission = AdmissionProtocol(D, decode_facts(), ADMISSION, table.time)
     ticket = Ticket(T, claim(1), DIGEST, BLOCK, tuple(RankAddress(a, r.epoch) for a, r in addresses.items()))
     admission.ask("r1", ticket)
     said = []
     for _ in range(50):
-        for address, message in admission.take_messages():
-            said.append(message)
-            addresses[address].receive("d", message)  # type: ignore[arg-type]
+        for sent in admission.take_actions():
+            assert isinstance(sent, SendTo)
+            said.append(sent.message)
+            addresses[sent.address].receive("d", sent.message)  # type: ignore[arg-type]
         for address, rank in addresses.items():
             for action in rank.take_actions():
                 if hasattr(action, "message"):
@@ -387,7 +389,7 @@ def test_rule_6_answers_to_a_farewell_do_not_start_another() -> None:
     assert verdict is not None and (verdict.kind, verdict.reason) == (VerdictKind.GONE, "unknown")
     assert len([m for m in said if isinstance(m, Abort)]) == 1
     admission.drop("r1")
-    assert admission.take_messages() == [] and not any(admission.held().values())
+    assert admission.take_actions() == [] and not any(admission.held().values())
 
 
 def test_rule_6_a_late_welcome_of_an_earlier_life_is_dropped() -> None:
@@ -554,7 +556,7 @@ def test_a_reset_of_the_prefill_cache_ends_what_is_offered() -> None:
     """KV of old weights is not believed once vLLM has reset its cache: Done after the reset gets Gone."""
     table = offered()
     table.ask(1)
-    table.admission.forget("r1")
+    table.admission.hand_over("r1")
     table.load(1)
     table.prefill.reset()
     table.exchange()
