@@ -15,6 +15,8 @@ from hawk_connector.errors import ConfigError
 from hawk_connector.layout.catalog import DEVICES, LAYOUTS
 from tests.oracle.scalar import PAGE_BYTES, Pool, k_order
 
+pytestmark = pytest.mark.slow  # most of these start the command
+
 WORMHOLE = ("--device", "wormhole-n150", "--buffer-address", "0x200040")
 SMOLLM2 = ("--model", "smollm2-135m", "--chips", "1", "--block-size", "32")
 

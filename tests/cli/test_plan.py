@@ -12,6 +12,8 @@ import pytest
 
 from tests.oracle.scalar import Pool, expected_segments
 
+pytestmark = pytest.mark.slow  # most of these start the command
+
 LLAMA_70B = ("--model", "llama-3.1-70b", "--tp", "4", "--chips", "4", "--tokens", "1024", "--pool", "cross_layer")
 
 
