@@ -84,6 +84,29 @@ class HawkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         int,
         Meta(ge=5, le=3600, description="After how many seconds without an answer a read counts as failed."),
     ] = 30
+    max_connections: Annotated[
+        Count,
+        Meta(description="Connections that the side channel takes at once; further ones are closed."),
+    ] = 256
+    max_messages_per_s: Annotated[
+        Count,
+        Meta(description="Messages a second from one connection, after twice as many at once; more are dropped."),
+    ] = 2000
+    stall_report_s: Annotated[
+        Seconds,
+        Meta(
+            description="A transfer that has not moved for so long is written to the log with its whole state, and "
+            "again whenever it has stood still for twice as long."
+        ),
+    ] = 15.0
+    parcel_digest: Annotated[
+        bool,
+        Meta(
+            description="Compare a digest of each parcel's bytes as they were packed with one as they came: a "
+            "difference fails the load. One side's `true` is enough for all that it exchanges. Costs a pass over the "
+            "bytes on each side."
+        ),
+    ] = False
     status_history: Annotated[Count, Meta(description="How many recent transfers the status report remembers.")] = 256
 
     def __post_init__(self) -> None:
@@ -139,8 +162,8 @@ class HawkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         if not is_loopback(self.side_channel_host) and not self.uses_curve:
             raise ConfigError(
                 f"side_channel_host {self.side_channel_host!r} is not loopback and no CURVE keys are set",
-                fix="Anyone who reaches that port could take KV or stop transfers. Set curve_key_file and "
-                "curve_known_keys_file, or use side_channel_host 127.0.0.1.",
+                fix="Anyone who reaches that port could take KV or stop transfers. Make a key pair with "
+                "`hawk keys FILE`, set curve_key_file and curve_known_keys_file, or use side_channel_host 127.0.0.1.",
             )
         if is_wildcard(self.peer_host):
             raise ConfigError(
@@ -178,7 +201,41 @@ class PrefillConfig(HawkConfig, frozen=True, kw_only=True, forbid_unknown_fields
     max_transfers: Annotated[
         Count, Meta(description="Transfers kept at once; further requests are not offered to decode.")
     ] = 4096
+    shutdown_drain_s: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=86400,
+            description="How long vLLM's shutdown waits for what is offered or being read. Needs vLLM's own "
+            "`--shutdown-timeout`, which must be longer: without it vLLM kills its workers at once.",
+        ),
+    ] = 0.0
     max_peers: Annotated[Count, Meta(description="Decode sides that may be paired at once.")] = 64
+    max_transfers_per_peer: Annotated[
+        Count,
+        Meta(description="Transfers that one decode side may have claimed at once; its further requests compute."),
+    ] = 1024
+    peer_buffer_share: Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=1,
+            description="Share of the send buffer that one decode side's transfers may hold while others are paired, "
+            "so that one that reads slowly does not starve them. One parcel is always allowed.",
+        ),
+    ] = 0.5
+
+
+# (shorter, longer, why) of the decode side's times. What concerns both sides is checked when they pair: a lease must
+# hold two renewals, and a verdict be kept for longer than the longest pause before a Done is repeated.
+DEADLINE_ORDER: tuple[tuple[str, str, str], ...] = (
+    ("resend_s", "hello_deadline_s", "a lost Hello must be sent again before that"),
+    ("resend_s", "admission_deadline_s", "a lost Pull must be sent again before that"),
+    ("admission_deadline_s", "load_deadline_s", "a load begins with its admission"),
+    ("admission_deadline_s", "claim_hold_s", "a claim is held once it is admitted"),
+    ("renew_s", "claim_hold_s", "leases are renewed while a claim waits for blocks"),
+    ("renew_s", "load_deadline_s", "leases are renewed while a load runs"),
+)
 
 
 class DecodeConfig(HawkConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -192,12 +249,13 @@ class DecodeConfig(HawkConfig, frozen=True, kw_only=True, forbid_unknown_fields=
         ),
     ] = ()
     allowed_peer_hosts: Annotated[
-        tuple[str, ...],
+        tuple[str, ...] | None,
         Meta(
-            description="Prefill sides that a request may name, as `host` or `host:port`. A request that "
-            "names another computes its own KV."
+            description="Prefill sides that a request may name beside `peers`, as `host` or `host:port`. A request "
+            "that names another computes its own KV. Default: none where `peers` is set, else any port of this "
+            "machine (127.0.0.1, ::1, localhost)."
         ),
-    ] = ("127.0.0.1", "::1", "localhost")
+    ] = None
     hello_deadline_s: Annotated[Seconds, Meta(description="How long a prefill side has to answer a pairing.")] = 5.0
     admission_deadline_s: Annotated[
         Seconds, Meta(description="How long a prefill side has to answer a request's first Pull.")
@@ -229,26 +287,47 @@ class DecodeConfig(HawkConfig, frozen=True, kw_only=True, forbid_unknown_fields=
             "1024 per peer and fails whole batches beyond that.",
         ),
     ] = MAX_SEGMENTS_IN_FLIGHT
+    circuit_failures: Annotated[
+        Count,
+        Meta(
+            description="After how many failures in a row (reads, loads, silence) requests do not wait for a prefill "
+            "rank any more: they compute, or fail at once."
+        ),
+    ] = 3
+    circuit_open_s: Annotated[
+        Seconds,
+        Meta(
+            description="After how long one request tries a rank again that answers but fails; doubled each time that "
+            "it fails. One that was silent is tried as soon as it answers."
+        ),
+    ] = 5.0
+    circuit_open_max_s: Annotated[Seconds, Meta(description="The most that `circuit_open_s` is doubled to.")] = 60.0
     read_threads: Annotated[int, Meta(ge=1, le=64, description="Threads that run reads, for each prefill rank.")] = 2
     landing: Annotated[
         str | None,
         Meta(description="Name of the landing provider (an NPU plugin). Default: the only one installed."),
     ] = None
+    load_whole_blocks: Annotated[
+        bool,
+        Meta(
+            description="Loads only whole blocks and computes the tokens of a prompt's last one here, for devices that "
+            "continue a prompt at a block's start only. The overlay on Tenstorrent's plugin sets it."
+        ),
+    ] = False
 
     def __post_init__(self) -> None:
         self._check_side_channel()
+        if self.load_whole_blocks and self.parcel_digest:
+            raise ConfigError(
+                "load_whole_blocks and parcel_digest are both set",
+                fix="Set one of them: a digest is of a whole parcel, and a prompt's last block is not read.",
+            )
         for peer in self.peers:
             try:
                 Address.parse(peer)
             except ConfigError as error:
                 raise ConfigError("peers", expected=error.expected, got=error.got) from None
-        for shorter, longer, why in (
-            ("resend_s", "hello_deadline_s", "a lost Hello must be sent again before that"),
-            ("resend_s", "admission_deadline_s", "a lost Pull must be sent again before that"),
-            ("admission_deadline_s", "load_deadline_s", "a load begins with its admission"),
-            ("admission_deadline_s", "claim_hold_s", "a claim is held once it is admitted"),
-            ("renew_s", "load_deadline_s", "leases are renewed while a load runs"),
-        ):
+        for shorter, longer, why in DEADLINE_ORDER:
             low, high = float(getattr(self, shorter)), float(getattr(self, longer))
             if low >= high:
                 raise ConfigError(
@@ -257,10 +336,20 @@ class DecodeConfig(HawkConfig, frozen=True, kw_only=True, forbid_unknown_fields=
                     got=f"{low:g} s",
                     fix=f"Lower {shorter} or raise {longer}: {why}.",
                 )
+        if self.circuit_open_s > self.circuit_open_max_s:
+            raise ConfigError(
+                "circuit_open_s must not be longer than circuit_open_max_s",
+                expected=f"at most {self.circuit_open_max_s:g} s",
+                got=f"{self.circuit_open_s:g} s",
+                fix="Lower circuit_open_s or raise circuit_open_max_s.",
+            )
 
     def allows_peer(self, address: Address) -> bool:
         """Whether a request may name the prefill side at ``address`` (its parameters are untrusted)."""
-        entries = (*self.allowed_peer_hosts, *self.peers)
+        allowed = self.allowed_peer_hosts
+        if allowed is None:
+            allowed = () if self.peers else ("127.0.0.1", "::1", "localhost")
+        entries = (*allowed, *self.peers)
         return address.host in entries or str(address) in entries
 
 
@@ -283,6 +372,8 @@ def describe_type(kind: msgspec.inspect.Type) -> str:
         return f"list of {describe_type(kind.item_type)}s"
     if isinstance(kind, inspect.NoneType):
         return "null"
+    if isinstance(kind, inspect.BoolType):
+        return "true or false"
     if isinstance(kind, inspect.StrType):
         return "non-empty string" if kind.min_length else "string"
     if isinstance(kind, (inspect.IntType, inspect.FloatType)):

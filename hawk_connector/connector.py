@@ -19,6 +19,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorHandshakeMetadata,
     KVConnectorMetadata,
     KVConnectorRole,
+    KVConnectorWorkerMetadata,
     SupportsHMA,
 )
 
@@ -46,12 +47,28 @@ class _StepMetadata(KVConnectorMetadata):
 
     step: Any
 
+    def following(self, earlier: _StepMetadata) -> _StepMetadata:
+        """Both in one, for a platform whose scheduler gave the earlier step up: no worker has seen it."""
+        return _StepMetadata(self.step.following(earlier.step))
+
 
 @dataclass
 class _Handshake(KVConnectorHandshakeMetadata):
     """A RankHandshake or a DecodeHandshake on its way to the scheduler."""
 
     value: Any
+
+
+@dataclass
+class _WorkerMetadata(KVConnectorWorkerMetadata):
+    """A DecodeFeedback on its way to the scheduler."""
+
+    feedback: Any
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
+        """Both in one; the decode side has one worker, so vLLM calls this only for steps that it joins."""
+        assert isinstance(other, _WorkerMetadata)
+        return _WorkerMetadata(other.feedback.following(self.feedback))
 
 
 class HawkConnector(KVConnectorBase_V1, SupportsHMA):
@@ -107,10 +124,13 @@ class HawkConnector(KVConnectorBase_V1, SupportsHMA):
         return self._on_worker.take_failed_blocks()
 
     def get_kv_connector_stats(self) -> HawkStats | None:
-        if self._worker is None:
-            return None
-        payload = self._worker.take_stats()
+        side = self._worker if self._worker is not None else self._on_scheduler
+        payload = side.take_stats()
         return HawkStats(data=payload) if payload is not None else None
+
+    def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
+        feedback = self._on_worker.take_feedback()
+        return _WorkerMetadata(feedback) if feedback is not None else None
 
     # --- scheduler
 
@@ -131,8 +151,11 @@ class HawkConnector(KVConnectorBase_V1, SupportsHMA):
         return _StepMetadata(self._on_scheduler.build_step(scheduler_output))
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
+        meta = connector_output.kv_connector_worker_meta
         self._on_scheduler.step_ended(
-            set(connector_output.finished_sending or ()), set(connector_output.finished_recving or ())
+            set(connector_output.finished_sending or ()),
+            set(connector_output.finished_recving or ()),
+            meta.feedback if isinstance(meta, _WorkerMetadata) else None,
         )
 
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:

@@ -90,6 +90,14 @@ class CapacityError(LocalError):
     """Something does not fit a bound of this process (a buffer, a table); ``fix`` names the setting."""
 
 
+class DeviceError(LocalError):
+    """The accelerator did not do what it was told: it cannot be opened, a write was lost, a bank does not answer."""
+
+
+class ReadStopped(LocalError):
+    """A read ended early because it was told to.  No batch of it is under way: no byte of it can still arrive."""
+
+
 class PeerError(HawkError):
     """What another process did or failed to do. Costs at most the transfers that depend on that peer."""
 

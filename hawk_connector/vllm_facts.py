@@ -145,6 +145,8 @@ def _fingerprint(vllm_config: VllmConfig) -> str:
     """
     model, load = vllm_config.model_config, vllm_config.load_config
     config = {k: v for k, v in model.hf_config.to_dict().items() if k not in _VOLATILE}
+    # Tenstorrent's vLLM plugin puts TT before the name of each architecture: the same model, other code.
+    config["architectures"] = [name.removeprefix("TT") for name in config.get("architectures") or ()]
     text = json.dumps(config, sort_keys=True, default=str)
     weights = model_weights_digest(model.model, model.revision, str(load.load_format), load.download_dir)
     return "/".join([str(config.get("model_type", "model")), hashlib.sha256(text.encode()).hexdigest()[:16], weights])

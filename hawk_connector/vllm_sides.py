@@ -10,7 +10,7 @@ from vllm.v1.request import RequestStatus
 
 from .config import DecodeConfig, HawkConfig, PrefillConfig
 from .decode.landing import landing_provider
-from .decode.metadata import DecodeHandshake, DecodeStep
+from .decode.metadata import DecodeFeedback, DecodeHandshake, DecodeStep
 from .decode.scheduler import DecodeScheduler
 from .decode.worker import DecodeWorker
 from .errors import UnsupportedError
@@ -38,6 +38,16 @@ __all__ = ["DecodeSchedulerSide", "DecodeWorkerSide", "PrefillSchedulerSide", "P
 
 def _keys(config: HawkConfig) -> CurveKeys | None:
     return load_curve_keys(config.curve_key_file, config.curve_known_keys_file)
+
+
+def _server(config: HawkConfig, port: int) -> SideChannelServer:
+    return SideChannelServer(
+        config.side_channel_host,
+        port,
+        keys=_keys(config),
+        max_connections=config.max_connections,
+        max_messages_per_s=config.max_messages_per_s,
+    )
 
 
 def _engines(config: HawkConfig, max_segments_per_batch: int) -> EngineFactory:
@@ -96,7 +106,7 @@ class PrefillSchedulerSide:
         ]
         return self._scheduler.build_step(new, resumed, output.preempted_req_ids or ())
 
-    def step_ended(self, sent: set[str], received: set[str]) -> None:
+    def step_ended(self, sent: set[str], received: set[str], feedback: DecodeFeedback | None) -> None:
         self._scheduler.released(sent)
 
     def request_finished(self, request: Request) -> tuple[bool, dict[str, Any] | None]:
@@ -110,6 +120,9 @@ class PrefillSchedulerSide:
     def reset_cache(self) -> bool:
         self._scheduler.reset()
         return True
+
+    def take_stats(self) -> Payload | None:
+        return None
 
     def close(self) -> None:
         pass
@@ -130,7 +143,7 @@ class PrefillWorkerSide:
             block_size=facts.block_size,
             send_buffer_bytes=config.send_buffer_bytes,
         )
-        server = SideChannelServer(config.side_channel_host, port, keys=_keys(config))
+        server = _server(config, port)
         self._worker = PrefillWorker(config, prefill, server, _engines(config, 1024))
 
     def register(self, kv_caches: Mapping[str, Any]) -> None:
@@ -164,6 +177,9 @@ class PrefillWorkerSide:
 
     def take_failed_blocks(self) -> set[int]:
         return set()
+
+    def take_feedback(self) -> DecodeFeedback | None:
+        return None
 
     def take_stats(self) -> Payload | None:
         return self._worker.log.take()
@@ -200,7 +216,9 @@ class DecodeSchedulerSide:
     def build_step(self, output: SchedulerOutput) -> DecodeStep:
         return self._scheduler.build_step()
 
-    def step_ended(self, sent: set[str], received: set[str]) -> None:
+    def step_ended(self, sent: set[str], received: set[str], feedback: DecodeFeedback | None) -> None:
+        if feedback is not None:
+            self._scheduler.worker_says(feedback)
         self._scheduler.loaded(received)
 
     def request_finished(self, request: Request) -> tuple[bool, dict[str, Any] | None]:
@@ -213,6 +231,9 @@ class DecodeSchedulerSide:
 
     def reset_cache(self) -> bool:
         return self._scheduler.reset()
+
+    def take_stats(self) -> Payload | None:
+        return self._scheduler.log.take()
 
     def close(self) -> None:
         self._scheduler.close()
@@ -230,20 +251,21 @@ class DecodeWorkerSide:
             )
         self._config = config
         self._facts = facts
+        self._recompute = vllm_config.kv_transfer_config.kv_load_failure_policy == "recompute"
         self._failed_blocks: set[int] = set()
         self._worker: DecodeWorker | None = None
 
     def register(self, kv_caches: Mapping[str, Any]) -> None:
         config, facts = self._config, self._facts
         landing = landing_provider(config.landing)(kv_caches)
-        keys = _keys(config)
         self._worker = DecodeWorker(
             config,
             DecodeFacts(shape=facts.shape, model=facts.fingerprint, layout=landing.layout),
             landing,
-            SideChannelServer(config.side_channel_host, config.side_channel_port, keys=keys),
-            SideChannelClient(keys=keys),
+            _server(config, config.side_channel_port),
+            SideChannelClient(keys=_keys(config)),
             _engines(config, config.max_segments_per_batch),
+            recompute=self._recompute,
         )
         self._worker.start()
 
@@ -274,6 +296,9 @@ class DecodeWorkerSide:
     def take_failed_blocks(self) -> set[int]:
         failed, self._failed_blocks = self._failed_blocks, set()
         return failed
+
+    def take_feedback(self) -> DecodeFeedback | None:
+        return self._worker.take_feedback() if self._worker is not None else None
 
     def take_stats(self) -> Payload | None:
         assert self._worker is not None

@@ -8,7 +8,9 @@ from typing import Any
 from prometheus_client import Counter, Gauge, Histogram
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
 
-from .metrics import PrometheusMetrics, add_payloads, is_empty, summarise
+from .config import PREFILL_ROLE
+from .metrics import add_payloads, is_empty, summarise
+from .prometheus import PrometheusMetrics
 
 __all__ = ["HawkPromMetrics", "HawkStats"]
 
@@ -47,6 +49,7 @@ class HawkPromMetrics(KVConnectorPromMetrics):
             metric_types[Histogram],
             labelnames,
             per_engine_labelvalues,
+            "prefill" if vllm_config.kv_transfer_config.kv_role == PREFILL_ROLE else "decode",
         )
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:

@@ -5,17 +5,16 @@ from __future__ import annotations
 import vllm
 
 from .errors import UnsupportedError
+from .vllm_range import NEWEST, OLDEST, minor_of
 
-__all__ = ["NEWEST", "OLDEST", "check_version"]
-
-OLDEST, NEWEST = (0, 24), (0, 33)
+__all__ = ["check_version"]
 
 
 def check_version(version: str | None = None) -> None:
     """Refuses a vLLM that is too old; a newer one than was ever tested is the user's risk, not an error."""
     found = vllm.__version__ if version is None else version
-    parts = found.split("+")[0].split(".")
-    if len(parts) >= 2 and parts[0].isdecimal() and parts[1].isdecimal() and (int(parts[0]), int(parts[1])) < OLDEST:
+    minor = minor_of(found)
+    if minor is not None and minor < OLDEST:
         raise UnsupportedError(
             "this vLLM",
             reason="its connector interface and KV cache layouts are older than HAWK's",

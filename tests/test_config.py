@@ -11,7 +11,7 @@ import pytest
 
 from hawk_connector.address import Address, is_loopback
 from hawk_connector.cli.config_reference import reference
-from hawk_connector.config import DecodeConfig, HawkConfig, PrefillConfig
+from hawk_connector.config import DEADLINE_ORDER, DecodeConfig, HawkConfig, PrefillConfig
 from hawk_connector.errors import ConfigError
 
 P, D = "kv_producer", "kv_consumer"
@@ -68,8 +68,11 @@ def test_json_types() -> None:
         ({"resend_s": 5}, D, ["resend_s < 5 s", "got 5 s", "hello_deadline_s"]),
         ({"resend_s": 4, "admission_deadline_s": 3}, D, ["resend_s < 3 s", "admission_deadline_s"]),
         ({"admission_deadline_s": 120}, D, ["admission_deadline_s < 120 s", "load_deadline_s"]),
-        ({"renew_s": 150}, D, ["renew_s < 120 s", "load_deadline_s"]),
-        ({"side_channel_host": "10.0.0.1"}, P, ["'10.0.0.1' is not loopback", "curve_key_file"]),
+        ({"renew_s": 150}, D, ["renew_s < 120 s", "claim_hold_s"]),
+        ({"circuit_open_s": 61}, D, ["circuit_open_s must not be longer", "at most 60 s", "got 61 s"]),
+        ({"peer_buffer_share": 1.5}, P, ["'peer_buffer_share'", "> 0 and <= 1", "got 1.5"]),
+        ({"shutdown_drain_s": -1}, P, ["'shutdown_drain_s'", ">= 0", "got -1"]),
+        ({"side_channel_host": "10.0.0.1"}, P, ["'10.0.0.1' is not loopback", "curve_key_file", "`hawk keys FILE`"]),
         ({"side_channel_host": "prefill-0"}, D, ["'prefill-0' is not loopback"]),
         ({"curve_key_file": "k"}, P, ["curve_key_file is set without curve_known_keys_file"]),
         ({"curve_known_keys_file": "k"}, P, ["curve_known_keys_file is set without curve_key_file"]),
@@ -103,6 +106,25 @@ def test_allowed_peers_are_hosts_or_exact_addresses() -> None:
     ]
     allowed = [address for address in asked if config.allows_peer(Address(*address))]
     assert allowed == [("a", 9), ("b", 1), ("c", 3), ("fd00::1", 2)]
+
+
+@pytest.mark.parametrize(
+    ("config", "allowed"),
+    [
+        ({}, ["127.0.0.1:1", "127.0.0.1:9", "[::1]:1", "localhost:1"]),
+        ({"peers": ["p:7", "127.0.0.1:9"]}, ["p:7", "127.0.0.1:9"]),
+        ({"peers": ["p:7"], "allowed_peer_hosts": ["localhost"]}, ["p:7", "localhost:1"]),
+        ({"allowed_peer_hosts": []}, []),
+    ],
+    ids=["nothing said", "peers", "both", "nobody"],
+)
+def test_whom_a_request_may_name_by_default(config: dict[str, object], allowed: list[str]) -> None:
+    """Where the peers are known, a client cannot have this process knock at other ports of the machine."""
+    parsed = HawkConfig.parse(config, D)
+    assert isinstance(parsed, DecodeConfig)
+    asked = ["127.0.0.1:1", "127.0.0.1:9", "[::1]:1", "localhost:1", "p:7", "p:8", "10.0.0.1:1"]
+    found = {text for text in asked if parsed.allows_peer(Address.parse(text))}
+    assert found == set(allowed)
 
 
 @pytest.mark.parametrize(
@@ -149,6 +171,26 @@ def test_loopback(host: str, inside: bool) -> None:
     assert is_loopback(host) is inside
 
 
+@pytest.mark.parametrize(("shorter", "longer"), [(s, longer) for s, longer, _ in DEADLINE_ORDER])
+def test_deadlines_that_must_be_shorter_are(shorter: str, longer: str) -> None:
+    """Equal is refused, a little shorter is taken; the others are out of the way."""
+    values = {"resend_s": 0.5, "renew_s": 0.5, "hello_deadline_s": 5e4, "admission_deadline_s": 5e4}
+    values |= {"claim_hold_s": 8e4, "load_deadline_s": 8e4, longer: 20.0}
+    if shorter == "renew_s":
+        values["admission_deadline_s"] = 10.0
+    with pytest.raises(ConfigError, match=f"^{shorter} must be shorter than {longer}"):
+        HawkConfig.parse({**values, shorter: 20.0}, D)
+    HawkConfig.parse({**values, shorter: 19.9}, D)
+
+
+def test_the_order_of_deadlines_names_every_time_of_a_load() -> None:
+    named = {name for pair in DEADLINE_ORDER for name in pair[:2]}
+    waits = {"resend_s", "renew_s", "hello_deadline_s", "admission_deadline_s", "claim_hold_s", "load_deadline_s"}
+    assert named == waits
+    for shorter, longer, _ in DEADLINE_ORDER:  # no pair says the opposite of others
+        assert not any(other == (longer, shorter) for other in ((a, b) for a, b, _ in DEADLINE_ORDER))
+
+
 def test_reference_page_is_current() -> None:
     page = Path(__file__).parent.parent / "docs" / "configuration.md"
     assert page.read_text(encoding="utf-8") == reference(), (
@@ -164,7 +206,5 @@ def test_the_ground_needs_neither_torch_nor_vllm_nor_mooncake() -> None:
         "hawk_connector.transport.mooncake, hawk_connector.transport.memory\n"
         "print([name for name in ('torch', 'vllm', 'mooncake', 'prometheus_client') if name in sys.modules])"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
-    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == "[]"

@@ -26,6 +26,8 @@ from hawk_connector.protocol.link import LinkState
 from hawk_connector.protocol.load import FetchState
 from hawk_connector.protocol.ticket import HAWK_KEY, TransferParams, parse_params
 from hawk_connector.protocol.transfer import ParcelState
+from hawk_connector.series import SERIES
+from tt_plugin.config import LandingChoice, NpuConfig, SiliconConfig
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
@@ -236,7 +238,10 @@ def test_commands_and_keys_that_are_named_exist(page: Path) -> None:
             assert name in known, f"hawk {name}"
         for name, option in re.findall(r"^(?:\.venv/bin/)?hawk ([a-z]\w*).*? (--[a-z-]+)", place, re.M):
             assert option in [o for p in known[name].params for o in p.opts], f"hawk {name} {option}"
-    keys = {*PrefillConfig.__struct_fields__, *DecodeConfig.__struct_fields__}
+    fields = {name for message in types_of(messages.Message) for name in message.__struct_fields__}
+    shown = {name for series in SERIES for name in (series.name, *series.exposed)}
+    sides = (PrefillConfig, DecodeConfig, NpuConfig, SiliconConfig, LandingChoice)
+    keys = {*(name for side in sides for name in side.__struct_fields__), *fields, *shown}
     for name in code(text):
         if re.fullmatch(r"[a-z]+(_[a-z]+)*_(s|bytes|file|port|host|hosts|threads|batch|tokens|peers|transfers)", name):
             assert name in keys, name

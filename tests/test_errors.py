@@ -61,6 +61,8 @@ def test_every_error_is_local_or_the_peers_and_never_both() -> None:
         "ConfigError",
         "UnsupportedError",
         "CapacityError",
+        "DeviceError",
+        "ReadStopped",
     }
     assert {kind.__name__ for kind in leaves if issubclass(kind, PeerError)} == {
         "PeerError",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -16,7 +16,7 @@ from hawk_connector.layout.tensor_layout import TILE
 from .device.banks import BankTable
 from .device.kv_pool import heads_per_chip
 
-__all__ = ["CONFIG_KEY", "DEFAULT_BLOCK_SIZE", "NpuConfig"]
+__all__ = ["CONFIG_KEY", "DEFAULT_BLOCK_SIZE", "LandingChoice", "NpuConfig", "SiliconConfig"]
 
 CONFIG_KEY = "tt_plugin"
 
@@ -30,6 +30,39 @@ _CODECS = {
     "fp32": "float32",
     "float32": "float32",
 }
+
+
+MIB = 1 << 20
+
+
+class LandingChoice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How parcels get into the pools: the table under ``landing``."""
+
+    path: Annotated[
+        Literal["direct", "bounce"] | None,
+        Meta(
+            description="`direct`: reads end in the banks (bank windows on real chips). `bounce`: reads end in host "
+            "memory, and the device is written from there. Default: `direct` on a simulated NPU, else `bounce`."
+        ),
+    ] = None
+    placement: Annotated[
+        Literal["pool", "staged"] | None,
+        Meta(
+            description="`pool`: where the kernels read. `staged`: in one buffer in each bank, then copied. null: by "
+            "the counts of each parcel, where the device can copy by itself."
+        ),
+    ] = "pool"
+    bounce_buffer_bytes: Annotated[
+        int, Meta(ge=1 << 16, description="Host memory for parcels on the bounce path; two parcels make it overlap.")
+    ] = 256 * MIB
+    bounce_wait_s: Annotated[
+        float, Meta(gt=0, le=3600, description="How long a parcel may wait for room in it, or in the stages.")
+    ] = 20.0
+    stage_bytes_per_bank: Annotated[int, Meta(ge=1 << 12, description="Device memory for stages.")] = 16 * MIB
+    device_nodes: Annotated[
+        tuple[str, ...],
+        Meta(description="For `direct` on real chips: the device node of each chip, in TTNN's order."),
+    ] = ()
 
 
 class NpuConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -49,6 +82,7 @@ class NpuConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         bool,
         Meta(description="K is stored in Meta's (interleaved) RoPE order, as tt_transformers' kernels expect."),
     ] = True
+    landing: Annotated[LandingChoice, Meta(description="How parcels get into the pools.")] = LandingChoice()
 
     @staticmethod
     def parse(additional_config: Mapping[str, Any]) -> NpuConfig:
@@ -57,30 +91,7 @@ class NpuConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         Raises ConfigError for an unknown key (naming the nearest right one), a value of another type or out of its
         limits, and an unknown device.
         """
-        given = additional_config.get(CONFIG_KEY, {})
-        if not isinstance(given, Mapping):
-            raise ConfigError(
-                f"additional-config {CONFIG_KEY} is not a table", expected="keys and values", got=repr(given)
-            )
-        names = [field.name for field in msgspec.structs.fields(NpuConfig)]
-        for key in given:
-            if key not in names:
-                near = difflib.get_close_matches(str(key), names, n=1)
-                raise ConfigError(
-                    f"{CONFIG_KEY}.{key} is not a key",
-                    expected=f"one of {', '.join(names)}",
-                    fix=f"Did you mean {near[0]}?" if near else None,
-                )
-        try:
-            config = msgspec.convert(dict(given), NpuConfig)
-        except msgspec.ValidationError as error:
-            text = str(error)
-            name = text.rpartition("$.")[2].rstrip("`") if "$." in text else ""
-            raise ConfigError(
-                f"{CONFIG_KEY}.{name}: {text.partition(' - at')[0]}",
-                got=repr(given.get(name)),
-                fix="Set it in --additional-config '{\"tt_plugin\": {...}}'.",
-            ) from None
+        config = _parsed(NpuConfig, additional_config)
         BankTable.named(config.device)
         return config
 
@@ -124,3 +135,91 @@ class NpuConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             alignment=table.alignment,
             rope_interleaved=self.rope_interleaved,
         )
+
+
+class SiliconConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the overlay on Tenstorrent's plugin is told; the rest it reads from the device and the model's tensors."""
+
+    pool: Annotated[
+        Literal["cross_layer", "per_layer"],
+        Meta(
+            description="`per_layer`: as the model's code allocates its caches. `cross_layer`: one K and one V pool "
+            "for all layers, for models whose code takes a page table for each layer."
+        ),
+    ] = "per_layer"
+    rope_interleaved: Annotated[
+        bool | None,
+        Meta(
+            description="Whether K is stored in Meta's (interleaved) RoPE order. Default: what the model says "
+            "(`use_hf_rope`), or true where it does not say."
+        ),
+    ] = None
+    landing: Annotated[LandingChoice, Meta(description="How parcels get into the pools.")] = LandingChoice()
+    device: Annotated[
+        str | None, Meta(description="Device of the catalog whose banks the chips must have; an error if they do not.")
+    ] = None
+    chips: Annotated[Annotated[int, Meta(ge=1, le=64)] | None, Meta(description="How many chips there must be.")] = None
+    kv_dtype: Annotated[
+        Literal["bfp8", "bf16", "bfloat16", "fp32", "float32"] | None,
+        Meta(description="What the model's caches must be; its own code chooses."),
+    ] = None
+
+    @staticmethod
+    def parse(additional_config: Mapping[str, Any]) -> SiliconConfig:
+        """The checked configuration out of vLLM's ``additional_config``; errors as :meth:`NpuConfig.parse`."""
+        config = _parsed(SiliconConfig, additional_config)
+        if config.device is not None:
+            BankTable.named(config.device)
+        return config
+
+    def check(self, layout: KVPoolLayout) -> None:
+        """ConfigError where the pools that were found are not those that were asked for."""
+        wanted: dict[str, tuple[object, object]] = {}
+        if self.device is not None:
+            table = BankTable.named(self.device)
+            wanted["device"] = (f"{table.banks} banks, alignment {table.alignment}", _banks(layout))
+        if self.chips is not None:
+            wanted["chips"] = (self.chips, layout.chips)
+        if self.kv_dtype is not None:
+            wanted["kv_dtype"] = (_CODECS[self.kv_dtype], layout.codec)
+        wrong = {key: pair for key, pair in wanted.items() if pair[0] != pair[1]}
+        if wrong:
+            raise ConfigError(
+                f"the model's caches are not what {CONFIG_KEY} says",
+                expected=", ".join(f"{key} {pair[0]}" for key, pair in wrong.items()),
+                got=", ".join(f"{key} {pair[1]}" for key, pair in wrong.items()),
+                fix="Change --additional-config, the chips (TT_VISIBLE_DEVICES, MESH_DEVICE) or the model's settings.",
+            )
+
+
+def _banks(layout: KVPoolLayout) -> str:
+    return f"{layout.banks} banks, alignment {layout.alignment}"
+
+
+_Config = TypeVar("_Config", NpuConfig, SiliconConfig)
+
+
+def _parsed(kind: type[_Config], additional_config: Mapping[str, Any]) -> _Config:
+    """The table under CONFIG_KEY as a ``kind``; ConfigError for unknown keys and wrong values."""
+    given = additional_config.get(CONFIG_KEY, {})
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"additional-config {CONFIG_KEY} is not a table", expected="keys and values", got=repr(given))
+    names = [field.name for field in msgspec.structs.fields(kind)]
+    for key in given:
+        if key not in names:
+            near = difflib.get_close_matches(str(key), names, n=1)
+            raise ConfigError(
+                f"{CONFIG_KEY}.{key} is not a key",
+                expected=f"one of {', '.join(names)}",
+                fix=f"Did you mean {near[0]}?" if near else None,
+            )
+    try:
+        return msgspec.convert(dict(given), kind)
+    except msgspec.ValidationError as error:
+        text = str(error)
+        name = text.rpartition("$.")[2].rstrip("`") if "$." in text else ""
+        raise ConfigError(
+            f"{CONFIG_KEY}.{name}: {text.partition(' - at')[0]}",
+            got=repr(given.get(name)),
+            fix="Set it in --additional-config '{\"tt_plugin\": {...}}'.",
+        ) from None

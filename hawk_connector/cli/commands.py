@@ -37,7 +37,11 @@ def decode_process(config: DeploymentConfig, model: str) -> ProcessSpec:
     if npu is None:
         return _server_process("decode", config, config.decode, model, DECODE_ROLE, {}, ())
     extra = ("--additional-config", json.dumps({"tt_plugin": npu.config}))
-    return _server_process("decode", config, config.decode, model, DECODE_ROLE, {"HAWK_NPU": npu.kind}, extra)
+    env: dict[str, str] = {"HAWK_NPU": npu.kind}
+    if npu.kind == "silicon":
+        # Tenstorrent's own platform may not be loaded beside HAWK's, which is made of it.
+        env["VLLM_PLUGINS"] = "hawk,hawk_npu,tt_model_registry"
+    return _server_process("decode", config, config.decode, model, DECODE_ROLE, env, extra)
 
 
 def router_process(config: DeploymentConfig) -> ProcessSpec:

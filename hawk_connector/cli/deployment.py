@@ -87,6 +87,7 @@ class DeploymentConfig(_Section, frozen=True, kw_only=True, forbid_unknown_field
     """A whole deployment. ``env`` is for every process, a section's own ``env`` overrides it.
 
     ``ready_timeout_s``: how long the start of all processes may take together.
+    ``drain_timeout_s``: how long both sides together have to finish what they owe before they are stopped, 0 for none.
     ``stop_timeout_s``: how long each process has to end by itself when it is stopped.
     """
 
@@ -97,6 +98,7 @@ class DeploymentConfig(_Section, frozen=True, kw_only=True, forbid_unknown_field
     router: Router
     env: dict[str, Variable] = {}
     ready_timeout_s: Seconds = 300.0
+    drain_timeout_s: Annotated[float, Meta(ge=0)] = 10.0
     stop_timeout_s: Seconds = 20.0
 
     @property

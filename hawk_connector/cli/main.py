@@ -10,9 +10,12 @@ import typer
 from rich.console import Console
 
 from hawk_connector import __version__
+from hawk_connector.cli.doctor.command import doctor
+from hawk_connector.cli.drain_command import drain
 from hawk_connector.cli.layouts_command import layouts
 from hawk_connector.cli.output import console as plain_console
 from hawk_connector.cli.plan_command import plan
+from hawk_connector.cli.status_command import status
 from hawk_connector.errors import HawkError
 
 app = typer.Typer(
@@ -110,8 +113,11 @@ def model(
     typer.echo(path)
 
 
+app.command()(doctor)
+app.command()(drain)
 app.command()(plan)
 app.command()(layouts)
+app.command()(status)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,8 @@ from hawk_connector.errors import PairingRefused
 from hawk_connector.layout.catalog import DeviceEntry, LayoutEntry
 from hawk_connector.layout.kv_pool import KVPoolLayout, PoolKind
 from hawk_connector.plan.pairing import DecodeFacts, Pairing, PrefillFacts, pair
+from hawk_connector.plan.placement import PlacementCosts, PlacementCounts, count_placements
+from hawk_connector.plan.runs import bank_runs
 from hawk_connector.plan.segments import PoolPlacement, pool_segments
 from hawk_connector.protocol.regions import RegionAllocator
 
@@ -23,7 +25,7 @@ from .catalog_pool import model_pool
 from .named_models import ModelKV
 from .plan_options import Blocks, Dtype, LinkModel
 
-__all__ = ["ParcelCount", "PlanReport", "PlanRequest", "RankReport", "plan_report"]
+__all__ = ["ParcelCount", "PlacementReport", "PlanReport", "PlanRequest", "RankReport", "plan_report"]
 
 # Host addresses of banks that nobody has: far enough apart that no two of them touch.
 _BANK_SPAN = 1 << 44
@@ -116,12 +118,28 @@ class RankReport(msgspec.Struct, frozen=True):
     predicted_s: float
 
 
+class PlacementReport(msgspec.Struct, frozen=True):
+    """Where reads should end, each parcel decided for itself: in the pools, or in stages that are copied on.
+
+    ``choice``: `pool`, `staged`, or `mixed`.  ``reads``: of the whole request, as chosen.  ``pool_reads``,
+    ``staged_reads``: if all parcels were placed alike.  ``copies``: copies inside the device that staging all would
+    add.
+    """
+
+    choice: str
+    reads: int
+    pool_reads: int
+    staged_reads: int
+    copies: int
+
+
 class PlanReport(msgspec.Struct, frozen=True):
     """The figures of a plan; `hawk plan --json` prints them under these names.
 
     ``bytes_per_segment``: the length of every segment where all are equal, else the mean; ``smallest_segment`` and
     ``largest_segment`` say which.  ``streams``, ``segments`` and ``wire_bytes`` are the whole request's: all ranks, all
-    parcels.  ``bf16_wire_bytes``: the same blocks in bf16, without padding.  ``predicted_s`` is ``bytes_s + reads_s``.
+    parcels; ``segments`` are those of reads that end in the pools.  ``placement`` is None where memory is one region.
+    ``bf16_wire_bytes``: the same blocks in bf16, without padding.  ``predicted_s`` is ``bytes_s + reads_s``.
     """
 
     model: str
@@ -156,6 +174,7 @@ class PlanReport(msgspec.Struct, frozen=True):
     bytes_s: float
     reads_s: float
     predicted_s: float
+    placement: PlacementReport | None
     parcels: tuple[ParcelCount, ...]
     ranks: tuple[RankReport, ...]
 
@@ -168,13 +187,16 @@ def plan_report(request: PlanRequest) -> PlanReport:
     ids = request.block_ids
     placement = _placement(layout, device, request.pool_blocks)
     parcels: dict[int, list[int]] = {}  # index: blocks, streams, segments, bytes
-    ranks, lengths = [], []
+    ranks, lengths, counts = [], [], []
     for rank, pairing in enumerate(pairings):
         streams, of_rank = 0, []
         for index, mine in enumerate(_cut(request, pairing, ids)):
             plan = pairing.plan(len(mine))
             length = pool_segments(plan, 0, mine.tolist(), placement).length
             of_rank.append(length)
+            if layout.banks > 1:
+                runs = bank_runs(plan, mine.tolist(), placement.buffer_addresses, request.pool_blocks)
+                counts.append(count_placements(plan, runs))
             count = parcels.setdefault(index, [len(mine), 0, 0, 0])
             for position, more in enumerate((len(plan.streams()), len(length), int(length.sum())), 1):
                 count[position] += more
@@ -229,8 +251,25 @@ def plan_report(request: PlanRequest) -> PlanReport:
         bytes_s=request.link.bytes_s(nbytes),
         reads_s=request.link.reads_s(segments),
         predicted_s=request.link.total_s(nbytes, segments),
+        placement=_placements(counts) if counts else None,
         parcels=tuple(ParcelCount(index, *count) for index, count in sorted(parcels.items())),
         ranks=tuple(ranks),
+    )
+
+
+def _placements(counts: list[PlacementCounts]) -> PlacementReport:
+    costs = PlacementCosts()
+    choices = [count.choice(costs) for count in counts]
+    chosen = [
+        count.pool_reads if choice == "pool" else count.staged_reads
+        for count, choice in zip(counts, choices, strict=True)
+    ]
+    return PlacementReport(
+        choice=choices[0] if len(set(choices)) == 1 else "mixed",
+        reads=sum(chosen),
+        pool_reads=sum(count.pool_reads for count in counts),
+        staged_reads=sum(count.staged_reads for count in counts),
+        copies=sum(count.copies for count in counts),
     )
 
 

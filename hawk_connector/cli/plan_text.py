@@ -7,7 +7,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from .plan_count import ParcelCount, PlanReport
+from .plan_count import ParcelCount, PlacementReport, PlanReport
 
 __all__ = ["plan_text"]
 
@@ -50,9 +50,20 @@ def _totals(report: PlanReport) -> RenderableType:
         "predicted": f"{_time(report.predicted_s)} = {_time(report.bytes_s)} for the bytes + "
         f"{_time(report.reads_s)} for the reads",
     }
+    if report.placement is not None:
+        rows["placement"] = _placement(report.placement)
     for name, value in rows.items():
         table.add_row(name, Text(value))
     return table
+
+
+def _placement(placement: PlacementReport) -> str:
+    """What the reads should end in, and both counts."""
+    pool, staged = f"{placement.pool_reads:,} into the pools", f"{placement.staged_reads:,} into stages"
+    copies = f"{placement.copies:,} copies inside the device"
+    if placement.choice == "pool":
+        return f"pool: {pool} cost no more than {staged} and {copies}"
+    return f"{placement.choice}: {placement.reads:,} reads; {pool}, or {staged} and {copies}"
 
 
 def _ranks(report: PlanReport) -> RenderableType:

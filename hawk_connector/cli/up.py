@@ -8,6 +8,7 @@ from rich.console import Console
 
 from hawk_connector.cli.commands import process_stages, shell_text
 from hawk_connector.cli.deployment import DeploymentConfig
+from hawk_connector.cli.drain_deployment import drain_deployment
 from hawk_connector.cli.interrupt import StopSignal
 from hawk_connector.cli.models import model_reference
 from hawk_connector.cli.pairing import pairing_report
@@ -63,4 +64,8 @@ def run(config: DeploymentConfig, logs: Path, console: Console) -> None:
             death = deployment.watch()
             if death is not None:
                 raise DeploymentError(str(death))
+            if config.drain_timeout_s:
+                progress.line("draining both sides; Ctrl-C again stops them at once")
+                for line in drain_deployment(config, stop.pause, progress.live):
+                    progress.line(line)
             progress.line("stopping router, decode and prefill")

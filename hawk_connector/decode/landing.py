@@ -37,7 +37,12 @@ class Landing(Protocol):
         ...
 
     def segments(self, plan: ParcelPlan, region: int, block_ids: Sequence[int], skip_blocks: int) -> Segments:
-        """Reads that fetch the parcel at remote address ``region`` for decode's ``block_ids``."""
+        """Reads that fetch the parcel at remote address ``region`` for decode's ``block_ids``.
+
+        Called on a reader's thread.  A landing that needs room for the parcel reserves it here, and waits for it no
+        longer than its own deadline (then CapacityError).  What it reserves is held until ``landed`` has returned,
+        or else until ``release``.
+        """
         ...
 
     def landed(self, segments: Segments) -> tuple[tuple[int, int, int], ...]:
@@ -45,6 +50,13 @@ class Landing(Protocol):
 
         Returns (chip, bank, bytes) for every bank that got any.  A direct path flushes its windows here; raises
         TransferFailed where the bytes cannot be vouched for.
+        """
+        ...
+
+    def release(self, segments: Segments) -> None:
+        """Called once no byte of ``segments`` can arrive any more, where they failed or their landing did.
+
+        Memory that was reserved for them may be used again.
         """
         ...
 

@@ -9,9 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from ..errors import HawkError, LocalError
+from ..errors import HawkError, LocalError, ReadStopped, TransferFailed
+from ..event_log import EventLog
+from ..plan.parcel_digest import landed_digest
+from ..plan.segments import Segments
 from ..protocol.decode_actions import Read
 from ..protocol.lease import Clock
+from ..series import Failure
 from ..transport.engine import EngineFactory, TransferEngine
 from .landing import Landing
 
@@ -27,9 +31,10 @@ _Told = TypeVar("_Told")
 
 @dataclass(frozen=True, slots=True)
 class ReadResult:
-    """How a read ended.
+    """How a read ended.  ``failure``: ``reason`` in one word.  ``stopped``: by ``Reader.stop``, between two batches.
 
-    ``seconds``: reading and landing; ``nbytes`` and ``segments`` as planned; ``fill``: (chip, bank, bytes) landed.
+    ``seconds``: reading and landing, ``land_s`` of it after the bytes had arrived; ``nbytes`` and ``segments`` as
+    planned; ``fill``: (chip, bank, bytes) landed.
     """
 
     read: Read
@@ -39,6 +44,9 @@ class ReadResult:
     nbytes: int
     segments: int
     fill: tuple[tuple[int, int, int], ...] = ()
+    failure: Failure = "read"
+    stopped: bool = False
+    land_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -48,6 +56,8 @@ class _Lane:
     pool: ThreadPoolExecutor
     lock: threading.Lock = field(default_factory=threading.Lock)
     engine: TransferEngine | None = None
+    failed: list[Segments] = field(default_factory=list)  # until the fence the landing must keep their memory
+    fenced: bool = False
 
 
 class Reader:
@@ -72,12 +82,22 @@ class Reader:
         self._on_read = on_read
         self._on_fenced = on_fenced
         self._clock = clock
+        self._events = EventLog(_log, clock)
         self._lock = threading.Lock()
         self._lanes: dict[str, _Lane] = {}
+        self._unwanted: dict[int, bool] = {}  # reads that have not ended, and whether they are to be stopped
         self._closed = threading.Event()
 
     def read(self, read: Read) -> None:
+        with self._lock:
+            self._unwanted[read.id] = False
         self._submit(read.address, lambda lane: self._run(lane, read))
+
+    def stop(self, read: int) -> None:
+        """Begins no more batches of this read.  It is still reported with ``on_read``."""
+        with self._lock:
+            if read in self._unwanted:
+                self._unwanted[read] = True
 
     def fence(self, address: str) -> None:
         self._submit(address, lambda lane: self._fence(lane, address))
@@ -122,19 +142,48 @@ class Reader:
     def _run(self, lane: _Lane, read: Read) -> None:
         start = self._clock()
         nbytes = count = 0
+        segments: Segments | None = None
         fill: tuple[tuple[int, int, int], ...] = ()
+        failure: Failure = "read"
+        stopped = False
+        land_s = 0.0
         try:
             segments = self._landing.segments(read.plan, read.region, read.block_ids, read.skip_blocks)
             nbytes, count = segments.nbytes, segments.count
-            self._engine(lane).read(read.session, segments)
+            self._engine(lane).read(read.session, segments, lambda: self._unwanted[read.id])
+            if read.digest:
+                # Before the landing takes the bytes on: the memory that the reads wrote may be another's after that.
+                found = landed_digest(read.plan, read.skip_blocks, read.region, segments)
+                if found != read.digest:
+                    failure = "corrupt"
+                    raise TransferFailed(
+                        f"the bytes that came have digest {found}, those that were packed {read.digest}"
+                    )
+            arrived = self._clock()
             fill = self._landing.landed(segments)
+            land_s = self._clock() - arrived
             ok, reason = True, ""
+        except ReadStopped as error:
+            ok, stopped, reason = False, True, str(error)
         except (HawkError, ValueError) as error:
             ok, reason = False, str(error)
         except Exception as error:
-            _log.exception("a read from %s met an unexpected error", read.address)
+            self._events.exception("read", "a read met an unexpected error", peer=read.address, request=read.request)
             ok, reason = False, f"{type(error).__name__}: {error}"
-        self._tell(self._on_read, ReadResult(read, ok, reason, self._clock() - start, nbytes, count, fill))
+        with self._lock:
+            del self._unwanted[read.id]
+        if stopped and segments is not None:
+            self._landing.release(segments)
+        elif not ok and segments is not None:
+            with lane.lock:
+                late = lane.fenced
+                if not late:
+                    lane.failed.append(segments)
+            if late:
+                self._landing.release(segments)
+        seconds = self._clock() - start
+        result = ReadResult(read, ok, reason, seconds, nbytes, count, fill, failure, stopped, land_s)
+        self._tell(self._on_read, result)
 
     def _fence(self, lane: _Lane, address: str) -> None:
         with lane.lock:
@@ -144,13 +193,17 @@ class Reader:
                 engine.close()
         except Exception as error:
             # Not fenced: the memory stays in quarantine, and the fence is tried again.
-            _log.warning("fencing the engine that reads from %s: %s", address, error)
+            self._events.warning("fence", f"the engine cannot be dropped yet: {error}", peer=address)
             self._closed.wait(_AFTER_ERROR_S)
             self.fence(address)
             return
         with self._lock:
             if self._lanes.get(address) is lane:
                 del self._lanes[address]
+        with lane.lock:
+            lane.fenced, failed = True, list(lane.failed)
+        for segments in failed:
+            self._landing.release(segments)
         lane.pool.shutdown(wait=False)
         self._tell(self._on_fenced, address)
 

@@ -11,11 +11,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from ..address import Address
 from ..config import DecodeConfig
 from ..errors import ConfigError, ProtocolError
+from ..metrics import TransferLog
+from ..monitor import SideMonitor
 from ..protocol.admission import AdmissionLimits, AdmissionProtocol, VerdictKind
 from ..protocol.decode_actions import SendTo
 from ..protocol.epochs import IdSource, random_id
@@ -32,10 +35,12 @@ from ..protocol.messages import (
     decode_message,
     encode,
 )
+from ..protocol.snapshot import TransferSnapshot
 from ..protocol.ticket import Ticket, TransferParams, parse_params
+from ..series import Failure
 from ..transport.loop import ChannelLoop
 from ..transport.side_channel import SideChannelClient, SideChannelServer
-from .metadata import DecodeHandshake, DecodeStep, LoadRequest, RefusedLoad
+from .metadata import DecodeFeedback, DecodeHandshake, DecodeStep, LoadRequest, RefusedLoad
 from .worker import link_limits
 
 __all__ = ["DecodeScheduler"]
@@ -67,10 +72,15 @@ class DecodeScheduler:
         self._new_id = new_id
         self._lock = threading.Lock()
         self._protocol: AdmissionProtocol | None = None
-        self._failed: dict[str, str] = {}
+        self._failed: dict[str, tuple[Failure, str]] = {}
         self._loading: set[str] = set()
         self._outbox: deque[tuple[str, bytes | None]] = deque()  # None: disconnect
         self._next = DecodeStep()
+        # Reports are the worker's; this takes the counts of what never becomes a load.
+        self.log = TransferLog("decode/scheduler", history=1)
+        self._monitor: SideMonitor[object] = SideMonitor(
+            "decode", "", self.log, self._snapshot, stall_s=config.stall_report_s, clock=clock, logger=_log
+        )
         self._loop = ChannelLoop("hawk-admission", [client], self._on_message, self._on_turn)
 
     def set_worker(self, handshake: DecodeHandshake) -> None:
@@ -103,7 +113,7 @@ class DecodeScheduler:
                 self._protocol.ask(request, ticket)
                 self._flush()
         except ProtocolError as error:
-            _log.warning("request %s computes its own KV: %s", request, error)
+            self._computes(request, "", "parameters", str(error))
 
     def matched_tokens(self, request: str, tokens: int, computed: int) -> tuple[int | None, bool]:
         """vLLM's ``get_num_new_matched_tokens`` for a prompt of ``tokens`` of which ``computed`` are cached here."""
@@ -117,15 +127,17 @@ class DecodeScheduler:
             if verdict.kind is VerdictKind.PENDING:
                 return None, False
             # vLLM computes the last token here in any case: where only that one is missing, nothing is worth moving.
-            wanted = tokens - computed
-            worthwhile = wanted > 1 or computed == 0
+            end = self._loadable(tokens)
+            wanted = end - computed
+            worthwhile = wanted > 0 and (end < tokens or wanted > 1 or computed == 0)
             if verdict.kind is VerdictKind.CLAIMED and worthwhile:
                 return wanted, True
             if verdict.kind is VerdictKind.FAILED and not self._recompute and worthwhile:
-                self._failed[request] = verdict.reason
+                self._failed[request] = verdict.failure or "no_answer", verdict.reason
                 return wanted, True
             if verdict.kind is not VerdictKind.CLAIMED:
-                _log.warning("request %s computes its own KV: %s", request, verdict.reason)
+                transfer = self._protocol.snapshot(request).transfer
+                self._computes(request, transfer, verdict.failure or "no_answer", verdict.reason)
             self._protocol.drop(request)
             self._flush()
             return 0, False
@@ -140,18 +152,20 @@ class DecodeScheduler:
                 self._protocol.drop(request)
                 self._flush()
             return
-        first_block = (tokens - external) // self._block_size
-        wanted = tuple(block_ids[first_block : -(-tokens // self._block_size)])
+        end = self._loadable(tokens)
+        first_block = (end - external) // self._block_size
+        end_block, blocks = -(-end // self._block_size), -(-tokens // self._block_size)
+        wanted = tuple(block_ids[first_block:end_block])
         with self._lock:
             ticket = self._protocol.hand_over(request)
             self._flush()
-        reason = self._failed.pop(request, None)
-        if reason is None and ticket is not None:
-            self._next.loads.append(LoadRequest(request, ticket, first_block, wanted))
+        failed = self._failed.pop(request, None)
+        if failed is None and ticket is not None:
+            self._next.loads.append(LoadRequest(request, ticket, first_block, wanted, blocks - end_block))
         else:
             # vLLM waits for these blocks now, so it must hear of them whatever became of the claim.
-            reason = reason or "its claim was given up before vLLM gave it blocks"
-            self._next.refused.append(RefusedLoad(request, wanted, reason))
+            kind, reason = failed or ("blocks", "its claim was given up before vLLM gave it blocks")
+            self._next.refused.append(RefusedLoad(request, wanted, kind, reason))
         self._loading.add(request)
 
     def build_step(self) -> DecodeStep:
@@ -172,6 +186,16 @@ class DecodeScheduler:
         if request in self._loading:
             self._loading.discard(request)
             self._next.aborted.append(request)
+
+    def worker_says(self, feedback: DecodeFeedback) -> None:
+        """How ranks did in the worker's loads, and whether this side drains."""
+        if self._protocol is None:
+            return
+        with self._lock:
+            for outcome in feedback.outcomes:
+                self._protocol.peer_outcome(outcome)
+            if feedback.draining:
+                self._protocol.drain()
 
     def loaded(self, requests: set[str]) -> None:
         """The worker has reported these loads."""
@@ -201,6 +225,9 @@ class DecodeScheduler:
             self._protocol.tick()
             self._flush()
             busy = any(self._protocol.held().values())
+            stalls = self._monitor.watch(self._protocol.waiting)
+        self._monitor.say(stalls)
+        self._monitor.count_drops(asdict(self._client.counts))
         while self._outbox:
             address, payload = self._outbox.popleft()
             if payload is None:
@@ -210,7 +237,23 @@ class DecodeScheduler:
             self._client.send(address, payload)
         return _TURN_S if busy else 5 * _TURN_S
 
+    def _loadable(self, tokens: int) -> int:
+        """How many tokens of a prompt are loaded: all, or where only whole blocks are, all before its last block."""
+        if not self._config.load_whole_blocks:
+            return tokens
+        return (tokens - 1) // self._block_size * self._block_size
+
     # --- under the lock
+
+    def _snapshot(self, request: str, _: object) -> TransferSnapshot:
+        assert self._protocol is not None
+        return self._protocol.snapshot(request)
+
+    def _computes(self, request: str, transfer: str, failure: Failure, reason: str) -> None:
+        """The request computes its own KV, which is right but not what was wanted."""
+        text = f"the request computes its own KV: {reason}"
+        self._monitor.events.warning(failure, text, transfer=transfer, request=request)
+        self.log.count("recomputes", 1, failure)
 
     def _flush(self) -> None:
         assert self._protocol is not None

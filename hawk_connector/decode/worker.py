@@ -11,37 +11,44 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 from ..address import Address
 from ..config import DecodeConfig
 from ..metrics import Outcome, TransferLog, TransferReport
+from ..monitor import SideMonitor
 from ..plan.pairing import DecodeFacts
+from ..protocol.circuit import CircuitLimits
 from ..protocol.decode import DecodeProtocol
-from ..protocol.decode_actions import DecodeLimits, Disconnect, Fence, Read, Report, SendTo
+from ..protocol.decode_actions import DecodeLimits, Disconnect, Fence, Read, Report, SendTo, StopRead
+from ..protocol.decode_view import load_snapshot
 from ..protocol.epochs import IdSource, random_id
 from ..protocol.lease import Clock
 from ..protocol.link import LinkLimits
+from ..protocol.load import Load
 from ..protocol.messages import (
+    DRAIN_REFUSED,
     Accepted,
     Claimed,
+    Drain,
+    Draining,
     Gone,
-    PairingStatus,
     Ready,
     Refused,
     Renewed,
     Stale,
-    Status,
     StatusQuery,
     Welcome,
     decode_message,
     encode,
 )
+from ..protocol.snapshot import TransferSnapshot
 from ..transport.engine import EngineFactory
 from ..transport.loop import ChannelLoop
 from ..transport.side_channel import SideChannelClient, SideChannelServer
 from .landing import Landing
-from .metadata import DecodeHandshake, DecodeStep
+from .measures import decode_gauges, decode_pairings, link_detail, link_states, unserved
+from .metadata import DecodeFeedback, DecodeHandshake, DecodeStep
 from .reader import Reader, ReadResult
 
 __all__ = ["DecodeWorker", "LoadEnd", "link_limits"]
@@ -53,7 +60,13 @@ _TURN_S = 0.05
 
 
 def link_limits(config: DecodeConfig) -> LinkLimits:
-    return LinkLimits(config.hello_deadline_s, config.resend_s, config.renew_s)
+    return LinkLimits(
+        config.hello_deadline_s,
+        config.resend_s,
+        config.renew_s,
+        circuit=CircuitLimits(config.circuit_failures, config.circuit_open_s, config.circuit_open_max_s),
+        digests=config.parcel_digest,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +84,10 @@ class _Tally:
 
     transfer: str
     tokens: int
+    external_tokens: int
     begun_at: float
     pull_s: float = 0.0
+    land_s: float = 0.0
     wire_bytes: int = 0
     segments: int = 0
     fill: dict[tuple[int, int], int] = field(default_factory=dict)
@@ -90,12 +105,15 @@ class DecodeWorker:
         client: SideChannelClient,
         make_engine: EngineFactory,
         *,
+        recompute: bool = False,
         clock: Clock = time.monotonic,
         wall_clock: Clock = time.time,
         new_id: IdSource = random_id,
     ) -> None:
-        """``server`` answers status queries; ``client`` speaks with prefill ranks."""
+        """``server`` answers status queries; ``client`` speaks with prefill ranks.  ``recompute``: requests whose load
+        fails compute their own KV (vLLM's policy), which is counted here."""
         self._config = config
+        self._recompute = recompute
         self._facts = facts
         self._server = server
         self._client = client
@@ -113,7 +131,11 @@ class DecodeWorker:
         self._ended: list[LoadEnd] = []
         self._tallies: dict[str, _Tally] = {}
         self._admissions = 0
+        self._draining = self._told_draining = False
         self.log = TransferLog("decode/0", history=config.status_history)
+        self._monitor: SideMonitor[Load] = SideMonitor(
+            "decode", self._epoch, self.log, self._snapshot, stall_s=config.stall_report_s, clock=clock, logger=_log
+        )
         self._loop = ChannelLoop("hawk-decode", [server, client], self._on_message, self._on_turn)
 
     def start(self) -> None:
@@ -147,10 +169,13 @@ class DecodeWorker:
             return
         with self._lock:
             for load in step.loads:
-                self._tallies[load.request] = _Tally(load.ticket.transfer, load.ticket.tokens, self._clock())
-                self._protocol.load(load.request, load.ticket, load.first_block, load.block_ids)
+                tokens, block_size = load.ticket.tokens, self._facts.layout.block_size
+                end = (load.first_block + len(load.block_ids)) * block_size
+                external = min(tokens, end) - load.first_block * block_size
+                self._tallies[load.request] = _Tally(load.ticket.transfer, tokens, external, self._clock())
+                self._protocol.load(load.request, load.ticket, load.first_block, load.block_ids, load.left_out)
             for refused in step.refused:
-                self._protocol.refuse(refused.request, refused.block_ids, refused.reason)
+                self._protocol.refuse(refused.request, refused.block_ids, refused.failure, refused.reason)
             for request in step.aborted:
                 self._protocol.abort(request)
             self._dispatch()
@@ -160,6 +185,15 @@ class DecodeWorker:
         with self._lock:
             ended, self._ended = self._ended, []
         return ended
+
+    def take_feedback(self) -> DecodeFeedback | None:
+        """What the scheduler should know, where there is something new."""
+        with self._lock:
+            feedback = DecodeFeedback(tuple(self._protocol.take_outcomes()), self._draining)
+            if not feedback.outcomes and feedback.draining == self._told_draining:
+                return None
+            self._told_draining = feedback.draining
+        return feedback
 
     def close(self) -> bool:
         """Ends the threads.  False where a read could not be ended: late bytes may still arrive in the landing's
@@ -174,25 +208,34 @@ class DecodeWorker:
             tally = self._tallies.get(result.read.request)
             if tally is not None:
                 tally.pull_s += result.seconds
+                tally.land_s += result.land_s
                 tally.wire_bytes += result.nbytes
                 tally.segments += result.segments
                 for chip, bank, nbytes in result.fill:
                     tally.fill[chip, bank] = tally.fill.get((chip, bank), 0) + nbytes
-            self._protocol.read_ended(result.read.id, result.ok, result.reason)
+            self._protocol.read_ended(
+                result.read.id, result.ok, result.reason, failure=result.failure, stopped=result.stopped
+            )
             self._dispatch()
 
     def _on_fenced(self, address: str) -> None:
         with self._lock:
             self._protocol.fenced(address)
             self._dispatch()
+        self.log.count("fences")
 
     # --- the channel loop's thread
 
     def _on_message(self, channel: SideChannelServer | SideChannelClient, peer: str, payload: bytes) -> None:
         if channel is self._server:
-            decode_message(payload, (StatusQuery,))
+            message = decode_message(payload, (StatusQuery, Drain))
             with self._lock:
-                self._answers.append((peer, encode(self._status())))
+                if isinstance(message, Drain):
+                    self._answers.append((peer, encode(self._drain(self._server.may_command(peer)))))
+                elif self._monitor.may_ask(peer):
+                    self._answers.append((peer, self._status()))
+                else:
+                    self._server.counts.rate += 1
             return
         message = decode_message(payload, _FROM_PREFILL)
         if isinstance(message, (Welcome, Refused, Stale, Claimed, Ready, Renewed, Accepted, Gone)):
@@ -205,7 +248,12 @@ class DecodeWorker:
             self._protocol.tick()
             self._dispatch()
             held = self._protocol.held()
-        self.log.set_gauges(quarantined=held["quarantined_blocks"], waiting=held["loads"])
+            self._measure()
+            links = self._protocol.links
+            changes = self._monitor.peer_changes(link_states(self._protocol), lambda peer: link_detail(links[peer]))
+            stalls = self._monitor.watch(self._protocol.live)
+        self._monitor.say(stalls)
+        self._monitor.say_peers(changes)
         while self._outbox:
             address, payload = self._outbox.popleft()
             if payload is None:
@@ -229,6 +277,8 @@ class DecodeWorker:
                 self._outbox.append((action.address, None))
             elif isinstance(action, Read):
                 self._reader.read(action)
+            elif isinstance(action, StopRead):
+                self._reader.stop(action.id)
             elif isinstance(action, Fence):
                 self._reader.fence(action.address)
             else:
@@ -240,9 +290,18 @@ class DecodeWorker:
         self._ended.append(LoadEnd(report.request, report.ok or report.aborted, report.block_ids))
         tally = self._tallies.pop(report.request, None)
         outcome: Outcome = "completed" if report.ok else "aborted" if report.aborted else "failed"
+        transfer = tally.transfer if tally is not None else ""
         if outcome == "failed":
-            _log.warning("loading the KV of request %s failed: %s", report.request, report.reason)
+            event = report.failure or "failed"
+            text = f"load failed: {report.reason}"
+            self._monitor.events.warning(event, text, transfer=transfer, request=report.request)
+            if self._recompute and report.failure is not None:
+                self.log.count("recomputes", 1, report.failure)
+        else:
+            _log.debug("load of transfer %s ended: %s", transfer, outcome)
         if tally is None:
+            if report.failure is not None:
+                self.log.count("failures", 1, report.failure)
             return
         now = self._clock()
         self.log.record(
@@ -251,22 +310,63 @@ class DecodeWorker:
                 request_id=report.request,
                 outcome=outcome,
                 reason=report.reason,
+                failure=report.failure,
                 tokens=tally.tokens,
+                external_tokens=tally.external_tokens,
                 blocks=len(report.block_ids),
                 wire_bytes=tally.wire_bytes,
                 segments=tally.segments,
                 parcels=report.parcels,
                 pull_s=tally.pull_s,
+                land_s=tally.land_s,
+                handover_s=report.handover_s,
                 wait_s=max(0.0, now - tally.begun_at - tally.pull_s),
                 bank_fill=tuple((chip, bank, n) for (chip, bank), n in sorted(tally.fill.items())),
                 landed_at=self._wall_clock(),
             )
         )
 
-    def _status(self) -> Status:
-        pairings = tuple(
-            PairingStatus(peer=link.address, state=link.state.value, detail=link.detail[:1024])
-            for link in self._protocol.links.values()
+    def _measure(self) -> None:
+        """Gauges and counts of what has changed by itself."""
+        gauges = decode_gauges(
+            self._protocol,
+            self._facts.layout,
+            admissions=self._admissions,
+            connections=self._server.connections,
+            draining=self._draining,
+            ready=not self._unready(),
         )
-        held = {**self._protocol.held(), "admissions": self._admissions}
-        return Status(epoch=self._epoch, role="decode", held=held, pairings=pairings, reports=self.log.recent())
+        self.log.set_gauges(**gauges)
+        links = self._protocol.links.values()
+        self._monitor.count_epochs(link.remote_epoch for link in links if link.remote_epoch is not None)
+        self._monitor.count_drops(self._dropped())
+
+    def _dropped(self) -> dict[str, int]:
+        """Messages dropped on both channels, by reason, since the start."""
+        served, asked = asdict(self._server.counts), asdict(self._client.counts)
+        return {reason: served[reason] + asked[reason] for reason in served}
+
+    def _unready(self) -> list[str]:
+        """Why this side cannot serve all that it should: it drains, or configured peers cannot be pulled from."""
+        reasons = unserved(self._protocol, self._config.peers)
+        return ["this side is draining", *reasons] if self._draining else reasons
+
+    def _drain(self, allowed: bool) -> Draining:
+        """Drains where that is allowed; the answer to whoever asked for it."""
+        if not allowed:
+            return Draining(epoch=self._epoch, role="decode", refused=DRAIN_REFUSED)
+        if not self._draining:
+            _log.info("draining: loads go on, new requests compute their own KV")
+        self._draining = True
+        return Draining(epoch=self._epoch, role="decode", held=self._held())
+
+    def _held(self) -> dict[str, int]:
+        return {**self._protocol.held(), "admissions": self._admissions}
+
+    def _snapshot(self, request: str, load: Load) -> TransferSnapshot:
+        return load_snapshot(load, self._clock())
+
+    def _status(self) -> bytes:
+        protocol = self._protocol
+        pairings = decode_pairings(protocol)
+        return self._monitor.status(self._held(), pairings, protocol.live, self._unready(), self._dropped())

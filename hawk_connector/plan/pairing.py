@@ -18,6 +18,10 @@ from .parcel import ChipShare, ParcelPlan, classes_fit
 __all__ = ["DecodeFacts", "Pairing", "PrefillFacts", "chip_heads", "pair", "rank_heads"]
 
 
+# Prefill ranks, or chips of a decode side.
+MAX_PARTS = 1024
+
+
 class PrefillFacts(msgspec.Struct, frozen=True):
     """What one prefill rank says of itself.
 
@@ -78,6 +82,9 @@ def pair(prefill: PrefillFacts, decode: DecodeFacts) -> Pairing | tuple[Mismatch
     A mismatch's ``prefill`` and ``decode`` name both values; ``fix`` says which flag mends it.
     """
     found = _shape_mismatches(prefill, decode)
+    oversized = _size_mismatches(prefill, decode)
+    if oversized:
+        return (*found, *oversized)  # before anything is worked out from these counts
     layout, shape = decode.layout, decode.shape
     ranks = rank_heads(shape.kv_heads, prefill.ranks)
     if ranks is None or not 0 <= prefill.rank < prefill.ranks:
@@ -146,6 +153,19 @@ def _shape_mismatches(prefill: PrefillFacts, decode: DecodeFacts) -> list[Mismat
         here, there = getattr(prefill.shape, field), getattr(decode.shape, field)
         if here != there:
             found.append(Mismatch(field, str(here), str(there), fix))
+    return found
+
+
+def _size_mismatches(prefill: PrefillFacts, decode: DecodeFacts) -> list[Mismatch]:
+    """Counts that no deployment has.  What follows takes time in proportion to them, and a peer chose one of them."""
+    most = f"supports at most {MAX_PARTS}"
+    found = []
+    if prefill.ranks > MAX_PARTS:
+        fix = "check --tensor-parallel-size on the prefill side"
+        found.append(Mismatch("tensor_parallel_size", str(prefill.ranks), most, fix))
+    if decode.layout.chips > MAX_PARTS:
+        fix = "check the decode side's device package"
+        found.append(Mismatch("chips", most, str(decode.layout.chips), fix))
     return found
 
 

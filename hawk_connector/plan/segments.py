@@ -84,12 +84,14 @@ def pool_segments(
 ) -> Segments:
     """Reads that land a parcel in the pools.
 
-    ``region``: remote address of the parcel.  ``block_ids``: decode's block for each block of the parcel.
-    ``skip_blocks``: leading blocks that decode already has and does not read.
-    Raises ValueError where a block id does not fit the pool.
+    ``region``: remote address of the parcel.  ``block_ids``: decode's block for each block of the parcel; where they
+    are fewer, the last blocks are not read.  ``skip_blocks``: leading blocks that decode already has and does not read.
+    Raises ValueError where a block id does not fit the pool, or there are too many.
     """
-    if len(block_ids) != plan.blocks:
-        raise ValueError(f"the parcel has {plan.blocks} blocks; got {len(block_ids)} block ids")
+    if not skip_blocks <= len(block_ids) <= plan.blocks:
+        raise ValueError(
+            f"the parcel has {plan.blocks} blocks, {skip_blocks} of them skipped; got {len(block_ids)} block ids"
+        )
     ids = np.asarray(block_ids, dtype=np.int64)[skip_blocks:]
     return _segments(plan, [region], ids[None, :], placement, skip_blocks)[0]
 
@@ -128,11 +130,12 @@ class _Reads:
 
 
 @lru_cache(maxsize=64)
-def _reads(plan: ParcelPlan, skip_blocks: int) -> _Reads:
+def _reads(plan: ParcelPlan, skip_blocks: int, end_block: int) -> _Reads:
+    """Reads of the parcel's blocks ``skip_blocks`` up to, not including, ``end_block``."""
     layout = plan.layout
     pitch = layout.page_pitch
     pool = np.arange(layout.pools, dtype=np.int64)[:, None, None]
-    block = np.arange(skip_blocks, plan.blocks, dtype=np.int64)[:, None]
+    block = np.arange(skip_blocks, end_block, dtype=np.int64)[:, None]
     runs = sum(len(of_class) for share in plan.shares for of_class in plan.pages(share).runs)
     columns: list[list[NDArray[np.int64]]] = [[], [], [], [], []]
     first_pages: list[int] = []
@@ -168,7 +171,7 @@ def _segments(
         raise ValueError(f"block ids must lie in 0..{placement.num_blocks - 1}; got {ids.min()}..{ids.max()}")
     if layout.max_blocks is not None and placement.num_blocks > layout.max_blocks:
         raise ValueError(f"{layout.banks} shards hold {layout.max_blocks} blocks; the pool has {placement.num_blocks}")
-    reads = _reads(plan, skip_blocks)
+    reads = _reads(plan, skip_blocks, skip_blocks + ids.shape[1])
     # Bank and offset depend on block and run alone, not on the pool.
     page = (ids * layout.pages_per_unit)[:, :, None] + reads.first_page
     page = page.reshape(len(ids), -1)

@@ -1,4 +1,4 @@
-"""The packer: one thread that packs parcels in the order in which the protocol started them."""
+"""The packer: one thread that packs parcels, and computes digests of packed ones, in the order of the protocol."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import queue
 import threading
 from collections.abc import Callable
 
-from ..protocol.prefill_actions import Pack
+from ..protocol.prefill_actions import Hash, Pack
 
 __all__ = ["Packer"]
 
@@ -15,16 +15,25 @@ _log = logging.getLogger(__name__)
 
 
 class Packer:
-    """``pack`` does the work of one job; ``report(job, ok)`` is called when it has ended, on this thread."""
+    """``pack`` and ``digest`` do the work of one job; ``packed(job, ok)`` or ``hashed(job, digest or None)`` is called
+    when it has ended.  All four on this thread."""
 
-    def __init__(self, pack: Callable[[Pack], None], report: Callable[[int, bool], None]) -> None:
+    def __init__(
+        self,
+        pack: Callable[[Pack], None],
+        packed: Callable[[int, bool], object],
+        digest: Callable[[Hash], str],
+        hashed: Callable[[int, str | None], object],
+    ) -> None:
         self._pack = pack
-        self._report = report
-        self._jobs: queue.SimpleQueue[Pack | None] = queue.SimpleQueue()
+        self._packed = packed
+        self._digest = digest
+        self._hashed = hashed
+        self._jobs: queue.SimpleQueue[Pack | Hash | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="hawk-packer", daemon=True)
         self._thread.start()
 
-    def submit(self, job: Pack) -> None:
+    def submit(self, job: Pack | Hash) -> None:
         self._jobs.put(job)
 
     def close(self, timeout_s: float) -> None:
@@ -35,13 +44,25 @@ class Packer:
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
             try:
-                self._pack(job)
-                ok = True
+                if isinstance(job, Pack):
+                    self._packed(job.job, self._done(job))
+                else:
+                    self._hashed(job.job, self._computed(job))
             except Exception:
-                # One transfer's failure must not end the packing of others; decode recomputes this one.
-                _log.exception("packing blocks from %d of transfer %s failed", job.first_block, job.transfer)
-                ok = False
-            try:
-                self._report(job.job, ok)
-            except Exception:
-                _log.exception("reporting a pack of transfer %s failed", job.transfer)
+                _log.exception("reporting a %s of transfer %s failed", type(job).__name__.lower(), job.transfer)
+
+    def _done(self, job: Pack) -> bool:
+        try:
+            self._pack(job)
+        except Exception:
+            # One transfer's failure must not end the packing of others; decode recomputes this one.
+            _log.exception("packing blocks from %d of transfer %s failed", job.first_block, job.transfer)
+            return False
+        return True
+
+    def _computed(self, job: Hash) -> str | None:
+        try:
+            return self._digest(job)
+        except Exception:
+            _log.exception("computing the digest of a parcel of transfer %s failed", job.transfer)
+            return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,12 +18,26 @@ __all__ = ["PrefillScheduler"]
 _log = logging.getLogger(__name__)
 
 
+# vLLM's name of one of the n answers to one request, which all compute the same prompt: its number and the parent.
+_ANSWER = re.compile(r"\d+_(.+)", re.DOTALL)
+
+
 @dataclass(slots=True)
 class _Tracked:
+    """``family``: the answers to one request, of which the first to be seen ``leads``: its KV is offered for all."""
+
     transfer: str
     tokens: int
+    family: tuple[str, str] | None = None
+    leads: bool = True
     sent_tokens: int = 0
     block_ids: list[int] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Family:
+    transfer: str
+    members: int = 1
 
 
 class PrefillScheduler:
@@ -33,6 +48,7 @@ class PrefillScheduler:
         self._new_id = new_id
         self._ranks: tuple[RankAddress, ...] = ()
         self._tracked: dict[str, _Tracked] = {}
+        self._families: dict[tuple[str, str], _Family] = {}
         self._awaiting_release: set[str] = set()
         self._next = PrefillStep()
 
@@ -45,10 +61,26 @@ class PrefillScheduler:
         if not remote_decode_wanted(params) or not self._ranks:
             return
         if request not in self._tracked:
-            tracked = _Tracked(self._new_id(), tokens)
-            self._tracked[request] = tracked
-            self._next.begun.append(BeginTransfer(request, tracked.transfer, digest, tokens))
+            tracked = self._tracked[request] = self._track(request, digest, tokens)
+            if tracked.leads:
+                self._next.begun.append(BeginTransfer(request, tracked.transfer, digest, tokens))
         self._tracked[request].block_ids = list(block_ids)
+
+    def _track(self, request: str, digest: str, tokens: int) -> _Tracked:
+        """Of several answers to one request (n > 1) the client gets one's parameters: one transfer serves them all.
+
+        The digest too must be the same, so that a name that only looks like an answer's shares nothing it should not.
+        """
+        name = _ANSWER.fullmatch(request)
+        if name is None:
+            return _Tracked(self._new_id(), tokens)
+        key = (name.group(1), digest)
+        family = self._families.get(key)
+        if family is None:
+            family = self._families[key] = _Family(self._new_id())
+            return _Tracked(family.transfer, tokens, key)
+        family.members += 1
+        return _Tracked(family.transfer, tokens, key, leads=False)
 
     def build_step(
         self,
@@ -65,7 +97,8 @@ class PrefillScheduler:
         for request in preempted:
             if request in self._tracked:
                 self._tracked[request].sent_tokens = 0
-                step.preempted.append(request)
+                if self._tracked[request].leads:
+                    step.preempted.append(request)
         for request, block_ids, tokens in new:
             if request in self._tracked:
                 self._tracked[request].block_ids = list(block_ids)
@@ -85,22 +118,33 @@ class PrefillScheduler:
         computed = min(tokens, tracked.tokens)
         if computed > tracked.sent_tokens:
             tracked.sent_tokens = computed
-            step.progress.append(RequestProgress(request, computed, tuple(tracked.block_ids)))
+            if tracked.leads:
+                step.progress.append(RequestProgress(request, computed, tuple(tracked.block_ids)))
 
     def finished(self, request: str, ended_well: bool) -> tuple[bool, dict[str, Any] | None]:
         """vLLM's ``request_finished``: (keep the blocks, kv_transfer_params for the client)."""
         tracked = self._tracked.pop(request, None)
         if tracked is None:
             return False, None
-        self._awaiting_release.add(request)
-        complete = tracked.sent_tokens >= tracked.tokens
-        if not ended_well or not complete:
-            self._next.abandoned.append(request)
-            return True, None
-        self._next.finished.append(request)
+        self._leave_family(tracked)
+        complete = ended_well and tracked.sent_tokens >= tracked.tokens
+        if tracked.leads:
+            self._awaiting_release.add(request)
+            (self._next.finished if complete else self._next.abandoned).append(request)
+        return tracked.leads, self._params(tracked) if complete else None
+
+    def _leave_family(self, tracked: _Tracked) -> None:
+        if tracked.family is not None:
+            family = self._families[tracked.family]
+            family.members -= 1
+            if not family.members:
+                del self._families[tracked.family]
+
+    def _params(self, tracked: _Tracked) -> dict[str, Any]:
+        """What the client hands on to the decode side."""
         host, _, port = self._ranks[0].address.rpartition(":")
         params = TransferParams(PROTOCOL_VERSION, tracked.transfer, tracked.tokens, self._ranks)
-        return True, {
+        return {
             "do_remote_prefill": True,
             "do_remote_decode": False,
             "remote_engine_id": self._engine_id,

@@ -11,37 +11,44 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import torch
 
 from ..config import PrefillConfig
 from ..errors import ProtocolError
 from ..metrics import Outcome, TransferLog, TransferReport
-from ..plan.pairing import Pairing, PrefillFacts
+from ..monitor import SideMonitor
+from ..plan.pairing import PrefillFacts
+from ..plan.parcel_digest import parcel_digest
 from ..protocol.epochs import IdSource, random_id
 from ..protocol.lease import Clock
 from ..protocol.messages import (
+    DRAIN_REFUSED,
     Abort,
     Done,
+    Drain,
+    Draining,
     ForeignHello,
     Hello,
     Message,
-    PairingStatus,
     Pull,
     Renew,
-    Status,
     StatusQuery,
     decode_message,
     encode,
     foreign_hello,
 )
 from ..protocol.prefill import PrefillProtocol
-from ..protocol.prefill_actions import Ended, Pack, PrefillLimits, ReleaseBlocks, Send
+from ..protocol.prefill_actions import Ended, Hash, Pack, PrefillLimits, ReleaseBlocks, Send
+from ..protocol.prefill_view import prefill_snapshot
+from ..protocol.snapshot import TransferSnapshot
+from ..protocol.transfer import Transfer
 from ..transform.reference import LayerSource, pack_parcel
 from ..transport.engine import EngineFactory, TransferEngine
 from ..transport.loop import ChannelLoop
 from ..transport.side_channel import SideChannelClient, SideChannelServer
+from .measures import peer_detail, peer_states, prefill_gauges, prefill_pairings
 from .metadata import PrefillStep, RankHandshake
 from .ordering import StepOrder, step_order
 from .packer import Packer
@@ -51,7 +58,7 @@ __all__ = ["PrefillWorker"]
 
 _log = logging.getLogger(__name__)
 
-_FROM_DECODE = (Hello, Pull, Renew, Done, Abort, StatusQuery)
+_FROM_DECODE = (Hello, Pull, Renew, Done, Abort, StatusQuery, Drain)
 _TURN_S = 0.25
 _OUTCOMES: Mapping[str, Outcome] = {"expired": "expired", "aborted": "aborted", "failed": "failed"}
 
@@ -91,12 +98,16 @@ class PrefillWorker:
         self._epoch = new_id()
         self._engine: TransferEngine = make_engine()
         self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         self._sending: dict[str, _Sending] = {}
         self._transfer_of: dict[str, str] = {}
         self._finished_seen: set[str] = set()
         self._released: set[str] = set()
         self._outbox: deque[tuple[str, bytes]] = deque()
         self.log = TransferLog(f"prefill/{facts.rank}", history=config.status_history)
+        self._monitor: SideMonitor[Transfer] = SideMonitor(
+            "prefill", self._epoch, self.log, self._snapshot, stall_s=config.stall_report_s, clock=clock, logger=_log
+        )
         self._layers: list[LayerSource] = []
         self._block_ratio = 1
         self._order: StepOrder | None = None
@@ -130,11 +141,14 @@ class PrefillWorker:
             verdict_keep_s=config.verdict_keep_s,
             max_transfers=config.max_transfers,
             max_peers=config.max_peers,
+            max_transfers_per_peer=config.max_transfers_per_peer,
+            peer_buffer_share=config.peer_buffer_share,
+            digests=config.parcel_digest,
         )
         self._protocol = PrefillProtocol(
             self._facts, limits, self._epoch, self._engine.session, self._buffer.address, self._clock
         )
-        self._packer = Packer(self._pack, self._packed)
+        self._packer = Packer(self._pack, self._packed, self._hash, self._hashed)
         self._loop.start()
         _log.info(
             "prefill rank %d of %d: side channel %s, engine %s, send buffer %.0f MiB",
@@ -148,10 +162,15 @@ class PrefillWorker:
     # --- vLLM's step thread
 
     def before_step(self, step: PrefillStep) -> None:
-        """Blocks of preempted requests are about to be written again, or the cache was reset."""
+        """Blocks of preempted requests are about to be written again, the cache was reset, or new requests begin.
+
+        That they begin is known before they are computed, so that ranks that lag behind the first know it too when
+        its answer is there.
+        """
         preempted, step.preempted = step.preempted, []
         reset, step.reset = step.reset, False
-        if not (preempted or reset) or self._protocol is None or self._order is None:
+        begun, step.begun = step.begun, []
+        if not (preempted or reset or begun) or self._protocol is None or self._order is None:
             return
         with self._lock:
             if reset:
@@ -159,8 +178,13 @@ class PrefillWorker:
             for request in preempted:
                 if request in self._transfer_of:
                     self._protocol.preempted(self._transfer_of[request])
+            for each in begun:
+                self._sending[each.transfer] = _Sending(each.request, each.tokens)
+                self._transfer_of[each.request] = each.transfer
+                self._protocol.begin(each.transfer, each.digest, each.tokens)
             self._dispatch()
-        self._order.blocks_reused()
+        if preempted or reset:
+            self._order.blocks_reused()
 
     def after_step(self, step: PrefillStep) -> None:
         """The step's work is done (CPU) or queued (GPU)."""
@@ -170,10 +194,6 @@ class PrefillWorker:
         if step.progress:
             self._order.step_ended()
         with self._lock:
-            for begun in step.begun:
-                self._sending[begun.transfer] = _Sending(begun.request, begun.tokens)
-                self._transfer_of[begun.request] = begun.transfer
-                self._protocol.begin(begun.transfer, begun.digest, begun.tokens)
             for progress in step.progress:
                 transfer = self._transfer_of.get(progress.request)
                 if transfer is not None:
@@ -200,11 +220,23 @@ class PrefillWorker:
         return done or None
 
     def close(self) -> None:
-        """Stops serving.  Peers find out by their deadlines."""
+        """Stops serving, after ``shutdown_drain_s`` at most for what is owed.  Peers find out by their deadlines."""
+        self._wait_for_the_owed()
         self._loop.close()
         if self._packer is not None:
             self._packer.close(timeout_s=5.0)
         self._engine.close()
+
+    def _wait_for_the_owed(self) -> None:
+        """Offers nothing new, and waits for decode sides to take what is offered."""
+        if self._protocol is None or not self._config.shutdown_drain_s:
+            return
+        with self._lock:
+            self._protocol.drain()
+            deadline = self._clock() + self._config.shutdown_drain_s
+            # vLLM takes no more blocks back, so these are not waited for.
+            while self._protocol.owed and self._clock() < deadline:
+                self._changed.wait(min(_TURN_S, max(0.0, deadline - self._clock())))
 
     # --- the packer's thread
 
@@ -240,6 +272,20 @@ class PrefillWorker:
             self._protocol.packed(job, ok)
             self._dispatch()
 
+    def _hash(self, job: Hash) -> str:
+        region = self._buffer.region(job.region, job.plan.nbytes)
+        return parcel_digest(
+            job.plan,
+            job.skip_blocks,
+            lambda offset, length: memoryview(region[offset : offset + length].cpu().numpy()),
+        )
+
+    def _hashed(self, job: int, digest: str | None) -> None:
+        assert self._protocol is not None
+        with self._lock:
+            self._protocol.hashed(job, digest)
+            self._dispatch()
+
     # --- the channel loop's thread
 
     def _on_message(self, channel: SideChannelServer | SideChannelClient, peer: str, payload: bytes) -> None:
@@ -252,8 +298,13 @@ class PrefillWorker:
                 raise
             message = foreign
         with self._lock:
-            if isinstance(message, StatusQuery):
-                self._outbox.append((peer, encode(self._status())))
+            if isinstance(message, Drain):
+                self._outbox.append((peer, encode(self._drain(self._server.may_command(peer)))))
+            elif isinstance(message, StatusQuery):
+                if self._monitor.may_ask(peer):
+                    self._outbox.append((peer, self._status()))
+                else:
+                    self._server.counts.rate += 1
             elif isinstance(message, (Hello, ForeignHello, Pull, Renew, Done, Abort)):
                 self._protocol.receive(peer, message)
                 self._dispatch()
@@ -263,10 +314,12 @@ class PrefillWorker:
         with self._lock:
             self._protocol.tick()
             self._dispatch()
-            held = self._protocol.held()
-        self.log.set_gauges(
-            leases=held["leases"], regions=held["regions"], waiting=held["parcels_queued"], quarantined=0
-        )
+            self._measure()
+            protocol = self._protocol
+            changes = self._monitor.peer_changes(peer_states(protocol), lambda epoch: peer_detail(protocol, epoch))
+            stalls = self._monitor.watch(self._protocol.live)
+        self._monitor.say(stalls)
+        self._monitor.say_peers(changes)
         while self._outbox:
             peer, payload = self._outbox.popleft()
             self._server.send(peer, payload)
@@ -290,7 +343,7 @@ class PrefillWorker:
         for action in self._protocol.take_actions():
             if isinstance(action, Send):
                 self._outbox.append((action.identity, encode(action.message)))
-            elif isinstance(action, Pack):
+            elif isinstance(action, (Pack, Hash)):
                 self._packer.submit(action)
             elif isinstance(action, ReleaseBlocks):
                 self._released.add(self._sending[action.transfer].request)
@@ -300,6 +353,7 @@ class PrefillWorker:
             self._loop.wake.set()
 
     def _report(self, ended: Ended) -> None:
+        self._changed.notify_all()
         sending = self._sending.pop(ended.transfer)
         outcome: Outcome = "completed" if ended.reason is None else _OUTCOMES.get(ended.reason, "gone")
         self.log.record(
@@ -308,6 +362,7 @@ class PrefillWorker:
                 request_id=sending.request,
                 outcome=outcome,
                 reason=ended.reason or "",
+                failure=ended.reason,
                 tokens=sending.tokens,
                 wire_bytes=sending.wire_bytes,
                 parcels=ended.parcels,
@@ -316,26 +371,41 @@ class PrefillWorker:
             )
         )
         if outcome not in ("completed", "aborted"):
-            _log.warning("transfer of request %s ended: %s", sending.request, ended.reason)
+            self._monitor.events.warning(
+                ended.reason or "", f"transfer ended: {ended.reason}", transfer=ended.transfer, request=sending.request
+            )
+        else:
+            _log.debug("transfer %s ended: %s", ended.transfer, outcome)
 
-    def _status(self) -> Status:
+    def _measure(self) -> None:
+        """Gauges and counts of what has changed by itself."""
         assert self._protocol is not None
-        pairings = []
-        for epoch, verdict in self._protocol.peers().items():
-            if isinstance(verdict, Pairing):
-                layout = verdict.layout
-                detail = (
-                    f"{layout.kind} {layout.codec}, {layout.chips} chips x {layout.banks} banks, "
-                    f"block size {layout.block_size}"
-                )
-                pairings.append(PairingStatus(peer=epoch, state="paired", detail=detail))
-            else:
-                text = "; ".join(str(m) for m in verdict)[:1024]
-                pairings.append(PairingStatus(peer=epoch, state="refused", detail=text))
-        return Status(
-            epoch=self._epoch,
-            role="prefill",
-            held=self._protocol.held(),
-            pairings=tuple(pairings),
-            reports=self.log.recent(),
+        self.log.set_gauges(**prefill_gauges(self._protocol, self._server.connections))
+        self._monitor.count_epochs(e for e, (state, _) in peer_states(self._protocol).items() if state == "paired")
+        self._monitor.count_drops(asdict(self._server.counts))
+
+    def _unready(self) -> list[str]:
+        """Why this side cannot serve all that it should; decode sides come by themselves, so their absence is none."""
+        return ["this side is draining"] if self._protocol is not None and self._protocol.draining else []
+
+    def _drain(self, allowed: bool) -> Draining:
+        """Drains where that is allowed; the answer to whoever asked for it."""
+        assert self._protocol is not None
+        if not allowed:
+            return Draining(epoch=self._epoch, role="prefill", refused=DRAIN_REFUSED)
+        if not self._protocol.draining:
+            _log.info("draining: what is offered goes on to its end, nothing new is offered")
+        self._protocol.drain()
+        return Draining(epoch=self._epoch, role="prefill", held=self._protocol.held())
+
+    def _snapshot(self, transfer_id: str, transfer: Transfer) -> TransferSnapshot:
+        sending = self._sending.get(transfer_id)
+        return prefill_snapshot(transfer, self._clock(), sending.request if sending is not None else "")
+
+    def _status(self) -> bytes:
+        protocol = self._protocol
+        assert protocol is not None
+        dropped = asdict(self._server.counts)
+        return self._monitor.status(
+            protocol.held(), prefill_pairings(protocol), protocol.live, self._unready(), dropped
         )

@@ -12,13 +12,14 @@ from enum import Enum
 from typing import Any
 
 from ..plan.pairing import DecodeFacts
-from .decode_actions import Disconnect, SendTo
+from ..series import Failure
+from .decode_actions import Disconnect, PeerOutcome, SendTo
+from .farewells import Farewells
 from .lease import Clock, Resend
 from .link import LinkLimits, LinkState, PeerLink, unfed_heads
 from .link_book import LinkBook
-from .load import Farewell, about
+from .load import about
 from .messages import (
-    Abort,
     Accepted,
     Claimed,
     DecodeMessage,
@@ -31,6 +32,7 @@ from .messages import (
     Stale,
     Welcome,
 )
+from .snapshot import TransferSnapshot, clipped
 from .ticket import RankAddress, Ticket
 
 __all__ = ["AdmissionLimits", "AdmissionProtocol", "Verdict", "VerdictKind"]
@@ -60,8 +62,11 @@ class VerdictKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
+    """``failure``: ``reason`` in one word."""
+
     kind: VerdictKind
     reason: str = ""
+    failure: Failure | None = None
 
 
 @dataclass(slots=True)
@@ -74,6 +79,7 @@ class _Ask:
 
 @dataclass(slots=True)
 class _Asked:
+    request: str
     ticket: Ticket
     since: float
     deadline: float
@@ -97,8 +103,9 @@ class AdmissionProtocol:
         self._limits = limits
         self._clock = clock
         self._asked: dict[str, _Asked] = {}
-        self._farewells: list[Farewell] = []
+        self._farewells = Farewells(epoch, limits.link.resend_s, limits.admission_deadline_s, clock)
         self._actions: list[SendTo | Disconnect] = []
+        self.draining = False
 
     @property
     def links(self) -> Mapping[str, PeerLink]:
@@ -113,6 +120,30 @@ class AdmissionProtocol:
     def held(self) -> dict[str, int]:
         return {"admissions": len(self._asked), "farewells": len(self._farewells)}
 
+    @property
+    def waiting(self) -> Mapping[str, object]:
+        """What is known of the requests that wait, by request, the oldest first."""
+        return self._asked
+
+    def snapshot(self, request: str) -> TransferSnapshot:
+        """One of ``waiting`` as it stands now."""
+        now, asked = self._clock(), self._asked[request]
+        silent = ", ".join(ask.rank.address for ask in asked.asks if not ask.claimed and not ask.needless)
+        pending = asked.verdict.kind is VerdictKind.PENDING
+        claimed = asked.verdict.kind is VerdictKind.CLAIMED
+        until, key = (asked.deadline, "admission_deadline_s") if pending else (asked.hold_until, "claim_hold_s")
+        return TransferSnapshot(
+            transfer=asked.ticket.transfer,
+            request=clipped(request),
+            phase=asked.verdict.kind.value,
+            peer=clipped(", ".join(ask.rank.address for ask in asked.asks), 1024),
+            age_s=max(0.0, now - asked.since),
+            waits_for=clipped(f"the claim of {silent}" if pending else "vLLM to give it blocks", 1024),
+            detail=clipped(asked.verdict.reason, 1024),
+            deadline=key if asked.open else "",
+            deadline_in_s=until - now if pending or claimed else None,
+        )
+
     def connect(self, address: str) -> None:
         """Pairs with a prefill rank ahead of any request, and keeps the link whatever becomes of it."""
         self._book.keep(address)
@@ -123,12 +154,20 @@ class AdmissionProtocol:
         return self._book.has_room(addresses)
 
     def ask(self, request: str, ticket: Ticket) -> None:
-        """Asks every rank of the ticket's transfer for the claim."""
+        """Asks every rank of the ticket's transfer for the claim, unless one is not to be waited for (its circuit)."""
         now = self._clock()
         asks = [_Ask(rank) for rank in ticket.ranks]
-        self._asked[request] = _Asked(ticket, now, now + self._limits.admission_deadline_s, asks)
-        self._asked[request].renew_at = now + self._limits.link.renew_s
-        self._pursue(self._asked[request])
+        asked = self._asked[request] = _Asked(request, ticket, now, now + self._limits.admission_deadline_s, asks)
+        asked.renew_at = now + self._limits.link.renew_s
+        if self.draining:
+            self._give_up(asked, VerdictKind.GONE, "draining", "this side is draining")
+            return
+        for ask in asks:
+            shut = self._book.use(ask.rank.address).admit(request)
+            if shut is not None:
+                self._give_up(asked, VerdictKind.FAILED, "circuit", shut)
+                return
+        self._pursue(asked)
 
     def verdict(self, request: str) -> Verdict | None:
         """How it stands now, deadlines included; None for a request that was not asked for."""
@@ -151,12 +190,23 @@ class AdmissionProtocol:
         """The request wants the transfer no more: the prefill side is told, until it answers."""
         asked = self._asked.pop(request, None)
         if asked is not None and asked.open:
+            self._let_go(asked)
             self._part(asked)
 
     def drop_all(self) -> None:
         """No request wants its transfer any more."""
         for request in list(self._asked):
             self.drop(request)
+
+    def drain(self) -> None:
+        """No transfer is asked for any more; claims that are held go on."""
+        self.draining = True
+
+    def peer_outcome(self, outcome: PeerOutcome) -> None:
+        """How a load of the worker went, as far as it concerns a rank's circuit."""
+        link = self.links.get(outcome.address)
+        if link is not None and link.remote_epoch == outcome.epoch:
+            link.circuit.ended(outcome.request, outcome.served, outcome.reason)
 
     def receive(
         self, address: str, message: Welcome | Refused | Stale | Claimed | Ready | Renewed | Accepted | Gone
@@ -171,7 +221,7 @@ class AdmissionProtocol:
             return
         link.heard_at = self._clock()
         if isinstance(message, Gone):
-            self._farewells = [f for f in self._farewells if not about(f.ticket, f.rank, address, message)]
+            self._farewells.heard(address, message)
         for asked in self._asked.values():
             for ask in asked.asks:
                 if not about(asked.ticket, ask.rank, address, message):
@@ -181,7 +231,7 @@ class AdmissionProtocol:
                     self._conclude(asked)
                     self._pursue(asked)
                 elif isinstance(message, Gone):
-                    self._give_up(asked, VerdictKind.GONE, message.reason, gone=ask)
+                    self._give_up(asked, VerdictKind.GONE, message.reason, message.reason, gone=ask)
                 return
 
     def tick(self) -> None:
@@ -198,10 +248,8 @@ class AdmissionProtocol:
                     if ask.claimed:
                         fields = _fields(self.epoch, asked.ticket, ask.rank)
                         self._say(ask.rank.address, Renew(**fields))
-        for farewell in self._farewells:
-            if farewell.resend.due(now):
-                self._say_abort(farewell)
-        self._farewells = [f for f in self._farewells if not f.resend.given_up(now)]
+        for address, abort in self._farewells.tick():
+            self._say(address, abort)
 
     # --- asking
 
@@ -225,10 +273,11 @@ class AdmissionProtocol:
                     earlier_claimed = False
                     continue
                 if link.state is LinkState.PAIRED:
-                    self._give_up(asked, VerdictKind.GONE, "restarted", gone=ask)
+                    self._give_up(asked, VerdictKind.GONE, "restarted", "restarted", gone=ask)
                 else:
                     reason = f"{ask.rank.address} is {link.state.value}: {link.detail}"
-                    self._give_up(asked, VerdictKind.FAILED, reason, gone=ask)
+                    failure: Failure = "refused" if link.state is LinkState.REFUSED else "no_answer"
+                    self._give_up(asked, VerdictKind.FAILED, failure, reason, gone=ask)
                 return
             if link.pairing is not None and not link.pairing.shares:
                 ask.needless = True
@@ -247,7 +296,9 @@ class AdmissionProtocol:
         pairings = [self._book.use(ask.rank.address).pairing for ask in asked.asks]
         unfed = unfed_heads([p for p in pairings if p is not None])
         if unfed:
-            self._give_up(asked, VerdictKind.GONE, f"its ranks do not send each (chip, head) once: {unfed[:4]}")
+            self._give_up(
+                asked, VerdictKind.GONE, "heads", f"its ranks do not send each (chip, head) once: {unfed[:4]}"
+            )
         else:
             asked.verdict = Verdict(VerdictKind.CLAIMED)
             asked.hold_until = self._clock() + self._limits.claim_hold_s
@@ -258,37 +309,48 @@ class AdmissionProtocol:
         if asked.verdict.kind is VerdictKind.PENDING and now >= asked.deadline:
             silent = ", ".join(a.rank.address for a in asked.asks if not a.claimed and not a.needless)
             waited = f"{self._limits.admission_deadline_s:g} s"
-            self._give_up(asked, VerdictKind.FAILED, f"no answer from {silent} within {waited}")
+            for ask in asked.asks:
+                link = self.links.get(ask.rank.address)
+                # A link that is down or refused counts for itself.
+                if link is not None and link.state is LinkState.PAIRED and ask.resend is not None and not ask.claimed:
+                    link.circuit.failed(f"no answer to a Pull within {waited}")
+            self._give_up(asked, VerdictKind.FAILED, "no_answer", f"no answer from {silent} within {waited}")
         elif asked.verdict.kind is VerdictKind.CLAIMED and now >= asked.hold_until + grace_s:
             reason = f"waited too long for blocks here (claim_hold_s {self._limits.claim_hold_s:g} s)"
-            self._give_up(asked, VerdictKind.GONE, reason)
+            self._give_up(asked, VerdictKind.GONE, "blocks", reason)
 
-    def _give_up(self, asked: _Asked, kind: VerdictKind, reason: str, gone: _Ask | None = None) -> None:
+    def _give_up(
+        self, asked: _Asked, kind: VerdictKind, failure: Failure, reason: str, gone: _Ask | None = None
+    ) -> None:
         if not asked.open:
             return  # this is the answer to our farewell: the first verdict stays, and nobody is told again
-        asked.verdict = Verdict(kind, reason)
+        asked.verdict = Verdict(kind, reason, failure)
+        self._let_go(asked)
         self._part(asked, but=gone)
 
+    def _let_go(self, asked: _Asked) -> None:
+        """The request's end says nothing about its ranks; whichever it was the probe of may be tried by another."""
+        for ask in asked.asks:
+            link = self.links.get(ask.rank.address)
+            if link is not None:
+                link.circuit.ended(asked.request, None)
+
     def _part(self, asked: _Asked, but: _Ask | None = None) -> None:
-        now = self._clock()
         # Ranks that were not asked yet hold the transfer too.  Only Gone says that it may be another's.
-        ours = asked.verdict.kind is not VerdictKind.GONE
+        ours = asked.verdict.kind is not VerdictKind.GONE or self.draining
         for ask in asked.asks:
             link = self.links.get(ask.rank.address)
             if link is not None and link.state is LinkState.REFUSED:
                 continue  # it would only say Stale to whom it has not paired with
             if ask is not but and not ask.needless and (ours or ask.claimed or ask.resend is not None):
-                resend = Resend.start(now, self._limits.link.resend_s, now + self._limits.admission_deadline_s)
-                farewell = Farewell(ask.rank, asked.ticket, resend)
-                self._farewells.append(farewell)
-                self._say_abort(farewell)
+                self._say(ask.rank.address, self._farewells.say(ask.rank, asked.ticket))
 
     # --- links and messages
 
     def _needed(self) -> set[str]:
         """The peers that an open request or a farewell is with."""
         asked = {ask.rank.address for asked in self._asked.values() if asked.open for ask in asked.asks}
-        return asked | {farewell.rank.address for farewell in self._farewells}
+        return asked | self._farewells.addresses()
 
     def _disconnect(self, address: str) -> None:
         self._actions.append(Disconnect(address))
@@ -304,10 +366,6 @@ class AdmissionProtocol:
         fields = _fields(self.epoch, asked.ticket, ask.rank)
         pull = Pull(digest=asked.ticket.digest, tokens=asked.ticket.tokens, deliver=False, **fields)
         self._say(ask.rank.address, pull)
-
-    def _say_abort(self, farewell: Farewell) -> None:
-        fields = _fields(self.epoch, farewell.ticket, farewell.rank)
-        self._say(farewell.rank.address, Abort(digest=farewell.ticket.digest, **fields))
 
 
 def _fields(epoch: str, ticket: Ticket, rank: RankAddress) -> dict[str, Any]:

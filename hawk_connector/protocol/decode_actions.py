@@ -5,10 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..plan.parcel import ParcelPlan
+from ..series import Failure
 from .link import LinkLimits
 from .messages import DecodeMessage
 
-__all__ = ["DecodeAction", "DecodeLimits", "Disconnect", "Fence", "Read", "Report", "SendTo"]
+__all__ = [
+    "DecodeAction",
+    "DecodeLimits",
+    "Disconnect",
+    "Fence",
+    "PeerOutcome",
+    "Read",
+    "Report",
+    "SendTo",
+    "StopRead",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +42,7 @@ class Read:
     """Read a parcel: ``region`` is its address in engine ``session`` of the rank at ``address``.
 
     ``block_ids``: decode's block for each block of the plan; the first ``skip_blocks`` are placeholders.
-    Answer with ``read_ended``.
+    ``digest``: what the bytes of the others must have, empty where nobody asked for one.  Answer with ``read_ended``.
     """
 
     id: int
@@ -42,6 +53,14 @@ class Read:
     plan: ParcelPlan
     block_ids: tuple[int, ...]
     skip_blocks: int
+    digest: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StopRead:
+    """Nobody wants read ``id`` any more: start no more of its batches.  It is still answered with ``read_ended``."""
+
+    id: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +72,10 @@ class Fence:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The load of ``request`` has ended.  ``ok``: its blocks hold the KV.  Otherwise no byte can arrive any more."""
+    """The load of ``request`` has ended.  ``ok``: its blocks hold the KV.  Otherwise no byte can arrive any more.
+
+    ``failure``: ``reason`` in one word.  ``handover_s``: seconds since the prefill request had ended, where known.
+    """
 
     request: str
     ok: bool
@@ -61,9 +83,25 @@ class Report:
     reason: str
     block_ids: tuple[int, ...]
     parcels: int
+    failure: Failure | None = None
+    handover_s: float | None = None
 
 
-DecodeAction = SendTo | Disconnect | Read | Fence | Report
+DecodeAction = SendTo | Disconnect | Read | StopRead | Fence | Report
+
+
+@dataclass(frozen=True, slots=True)
+class PeerOutcome:
+    """How one rank did its part of a load, for its circuit: True, False, or None where the load's end says nothing.
+
+    ``epoch``: the life of the rank that it is about.
+    """
+
+    request: str
+    address: str
+    epoch: str
+    served: bool | None
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)

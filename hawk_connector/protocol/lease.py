@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-__all__ = ["Clock", "Lease", "Resend"]
+__all__ = ["RESEND_GROWTH", "Clock", "Lease", "Resend"]
+
+# A message is repeated after at most this many times its first pause.
+RESEND_GROWTH = 8
 
 Clock = Callable[[], float]
 
@@ -50,6 +53,6 @@ class Resend:
         """Whether to send again now; if so, the next time is set."""
         if now < self.next_at or self.given_up(now):
             return False
-        self.wait_s = min(self.wait_s * 1.5, self.period_s * 8)
+        self.wait_s = min(self.wait_s * 1.5, self.period_s * RESEND_GROWTH)
         self.next_at = now + self.wait_s
         return True

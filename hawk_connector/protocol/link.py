@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from ..errors import Mismatch
 from ..plan.pairing import DecodeFacts, Pairing, pair
-from .lease import Clock, Resend
+from .circuit import Circuit, CircuitLimits, CircuitState
+from .lease import RESEND_GROWTH, Clock, Resend
 from .messages import PROTOCOL_VERSION, Hello, Refused, Stale, Welcome
 
 __all__ = ["LinkLimits", "LinkState", "PeerLink", "unfed_heads"]
@@ -27,6 +28,7 @@ class LinkState(Enum):
 class LinkLimits:
     """Times in seconds.  ``hello_every_s``: how often a paired link shows and asks for a sign of life.
 
+    ``retry_s``: pause before a link that is down says Hello again.  ``digests``: each parcel's digest is asked for.
     ``forget_s``, ``max_links``: see ``link_book``.
     """
 
@@ -36,13 +38,17 @@ class LinkLimits:
     hello_every_s: float = 15.0
     forget_s: float = 60.0
     max_links: int = 256
+    retry_s: float = 1.0
+    circuit: CircuitLimits = field(default_factory=CircuitLimits)
+    digests: bool = False
 
 
 class PeerLink:
     """One prefill rank's side channel at ``address``.
 
-    IDLE -> CONNECTING -> PAIRED, REFUSED or DOWN; ``refresh`` goes back to CONNECTING from any of them.  While a
-    paired link is refreshed its old pairing stays readable, so that a sign of life costs no transfer anything.
+    IDLE -> CONNECTING -> PAIRED, REFUSED or DOWN; ``refresh`` goes back to CONNECTING from IDLE and REFUSED.  While a
+    paired link is refreshed its old pairing stays readable, so that a sign of life costs no transfer anything; one
+    that is down stays so until it is answered, and asks by itself, so that a peer that comes back is soon known.
     ``sent``: the number of the last Hello that may have gone to this address already.
     """
 
@@ -57,6 +63,7 @@ class PeerLink:
         self.heard_at = clock()
         self.settled_at: float | None = None
         self.used_at = clock()
+        self.circuit = Circuit(limits.circuit, clock)
         self.sent = sent
         self._epoch = epoch
         self._facts = facts
@@ -102,9 +109,18 @@ class PeerLink:
         now = self._clock()
         self._settled_number = self.sent
         self._resend = Resend.start(now, self._limits.resend_s, now + self._limits.hello_deadline_s)
-        if self.state is not LinkState.PAIRED:
+        if self.state not in (LinkState.PAIRED, LinkState.DOWN):
             self.state = LinkState.CONNECTING
         return self._hello()
+
+    def admit(self, request: str) -> str | None:
+        """Why ``request`` must not wait for this peer now, or None: it is then the circuit's probe if one is due."""
+        if self.circuit.state is CircuitState.HALF_OPEN and self.state is LinkState.DOWN:
+            return f"{self.address} is down: {self.detail}"
+        if self.circuit.admit(request):
+            return None
+        state = self.circuit.state.value.replace("_", "-")
+        return f"the circuit of {self.address} is {state}: it {self.circuit.detail}"
 
     def receive(self, message: Welcome | Refused | Stale) -> Hello | None:
         """The peer's answer; for Stale the Hello that follows.  A late answer (of an earlier life?) is dropped."""
@@ -112,11 +128,12 @@ class PeerLink:
             return None
         if isinstance(message, Stale):
             self.heard_at = self._clock()
-            return self.refresh()
+            return self.refresh()  # not yet heard for the circuit: who does not know us may be anybody's late answer
         if not self._settled_number < message.number <= self.sent:
             return None
         self._settled_number = message.number
         self.heard_at = self._clock()
+        self.circuit.heard(message.epoch)
         if isinstance(message, Refused):
             self._settle(LinkState.REFUSED, message.mismatches)
             return None
@@ -132,10 +149,12 @@ class PeerLink:
         """Lets time pass; the Hello to send again, if any."""
         now = self._clock()
         if self._resend is None:
-            stale = self.state is LinkState.PAIRED and self.settled_at is not None
-            return self.refresh() if stale and now >= self.settled_at_or(now) + self._limits.hello_every_s else None
+            pauses = {LinkState.PAIRED: self._limits.hello_every_s, LinkState.DOWN: self._limits.retry_s}
+            pause = pauses.get(self.state)
+            return self.refresh() if pause is not None and now >= self.settled_at_or(now) + pause else None
         if self._resend.given_up(now):
             self._settle(LinkState.DOWN, ())
+            self.circuit.failed(self.detail, silent=True)
             return None
         return self._hello() if self._resend.due(now) else None
 
@@ -146,10 +165,16 @@ class PeerLink:
         if welcome.version != PROTOCOL_VERSION:
             fix = "install the same release of hawk-connector on both sides"
             return [Mismatch("protocol version", str(welcome.version), str(PROTOCOL_VERSION), fix)]
-        if welcome.lease_s <= self._limits.renew_s:
+        if welcome.lease_s < 2 * self._limits.renew_s:
+            # So that one lost Renew does not end a lease.
             fix = "raise lease_s on the prefill side or lower renew_s on the decode side"
-            renew = f"renew_s {self._limits.renew_s:g}"
+            renew = f"renew_s {self._limits.renew_s:g}, of which a lease must hold two"
             return [Mismatch("lease_s", f"{welcome.lease_s:g}", renew, fix)]
+        longest = self._limits.resend_s * RESEND_GROWTH
+        if welcome.verdict_keep_s <= longest:
+            fix = "raise verdict_keep_s on the prefill side or lower resend_s on the decode side"
+            resend = f"resend_s {self._limits.resend_s:g}, so that a Done is repeated after up to {longest:g} s"
+            return [Mismatch("verdict_keep_s", f"{welcome.verdict_keep_s:g}", resend, fix)]
         return pair(welcome.facts, self._facts)
 
     def _settle(self, state: LinkState, mismatches: tuple[Mismatch, ...]) -> None:
@@ -160,7 +185,13 @@ class PeerLink:
 
     def _hello(self) -> Hello:
         self.sent += 1
-        return Hello(epoch=self._epoch, version=PROTOCOL_VERSION, facts=self._facts, number=self.sent)
+        return Hello(
+            epoch=self._epoch,
+            version=PROTOCOL_VERSION,
+            facts=self._facts,
+            number=self.sent,
+            digests=self._limits.digests,
+        )
 
 
 def unfed_heads(pairings: Sequence[Pairing]) -> list[tuple[int, int]]:

@@ -75,13 +75,13 @@ class LinkBook:
         needed = self._needed()
         hellos: list[tuple[str, Hello]] = []
         for link in list(self.links.values()):
-            hello = link.tick()
-            if hello is not None:
-                hellos.append((link.address, hello))
             if link.address in needed:
                 link.used_at = now
-            elif link.address not in self._kept and self.unused(link.address):
-                self._forget(link)
+            hello = link.tick()
+            if link.address not in needed and link.address not in self._kept and self.unused(link.address):
+                self._forget(link)  # its Hello too: said after the disconnect, it would connect once more
+            elif hello is not None:
+                hellos.append((link.address, hello))
         return hellos
 
     def _make_room(self) -> None:

@@ -1,4 +1,4 @@
-"""One load as the decode worker sees it: the ranks that feed it and their parcels, and the farewell that ends it."""
+"""One load as the decode worker sees it: the ranks that feed it and their parcels."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from ..plan.pairing import Pairing
+from ..series import Failure
 from .lease import Resend
 from .messages import Accepted, Claimed, Gone, Ready, Renewed
 from .ticket import RankAddress, Ticket
 
-__all__ = ["Farewell", "Fetch", "FetchState", "Load", "RankFetches", "about"]
+__all__ = ["Fetch", "FetchState", "Load", "RankFetches", "about"]
 
 
 class FetchState(Enum):
@@ -36,6 +37,7 @@ class Fetch:
     state: FetchState = FetchState.AWAITED
     generation: int = 0
     address: int = 0
+    digest: str = ""
     read_failed: bool = False
     done: Resend | None = None
 
@@ -45,12 +47,14 @@ class RankFetches:
     """What one prefill rank sends of a load.
 
     ``fetches`` is None until the rank has said how it cuts, ``pairing`` until the link with this life of it stands.
+    ``judged``: its circuit has been told how it did.
     """
 
     rank: RankAddress
     pull: Resend | None = None
     fetches: list[Fetch] | None = None
     needless: bool = False
+    judged: bool = False
     pairing: Pairing | None = None
 
     @property
@@ -80,8 +84,10 @@ class RankFetches:
 class Load:
     """A request's KV on its way into decode's blocks.
 
-    ``block_ids``: decode's blocks for transfer blocks ``first_block`` and up.  ``failure``: why it can no longer
-    succeed; while reads of it run or a fence is awaited its blocks are in quarantine.
+    ``block_ids``: decode's blocks for transfer blocks ``first_block`` and up; the transfer's last ``left_out`` blocks
+    have none and are not read, though their parcels are taken off the rank's hands.  ``failure``: why it can no longer
+    succeed; while reads of it run or a fence is awaited its blocks are in quarantine.  ``prefilled_at``: when the
+    prefill request had ended, by decode's clock.
     """
 
     request: str
@@ -93,20 +99,14 @@ class Load:
     renew_at: float
     ranks: list[RankFetches] = field(default_factory=list)
     failure: str | None = None
+    failure_kind: Failure | None = None
+    prefilled_at: float | None = None
     aborted: bool = False
+    left_out: int = 0
 
     @property
     def complete(self) -> bool:
         return all(rank.complete for rank in self.ranks)
-
-
-@dataclass(slots=True)
-class Farewell:
-    """An Abort to one rank of a transfer that is wanted no more; repeated until the rank says Gone."""
-
-    rank: RankAddress
-    ticket: Ticket
-    resend: Resend
 
 
 def about(

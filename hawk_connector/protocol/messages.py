@@ -15,8 +15,10 @@ import msgspec
 from ..errors import Mismatch, ProtocolError
 from ..metrics import TransferReport
 from ..plan.pairing import DecodeFacts, PrefillFacts
+from .snapshot import TransferSnapshot
 
 __all__ = [
+    "DRAIN_REFUSED",
     "MAX_MESSAGE_BYTES",
     "PROTOCOL_VERSION",
     "Abort",
@@ -24,6 +26,8 @@ __all__ = [
     "Claimed",
     "DecodeMessage",
     "Done",
+    "Drain",
+    "Draining",
     "ForeignHello",
     "Gone",
     "GoneReason",
@@ -47,19 +51,29 @@ __all__ = [
 
 PROTOCOL_VERSION = 1
 MAX_MESSAGE_BYTES = 1 << 20
+_MAX_REPEATED = 300
+DRAIN_REFUSED = (
+    "only the owner of this side's own key pair may drain it: give the key file that the side itself has "
+    "(curve_key_file in its configuration)"
+)
 
 # \Z and not $, which would let a newline through.
 Id = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{32}\Z")]
 Digest = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
+ParcelDigest = Annotated[str, msgspec.Meta(pattern=r"^([0-9a-f]{32})?\Z")]
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 24)]
 Bytes64 = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 Text = Annotated[str, msgspec.Meta(max_length=1024)]
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=86400)]
 
-GoneReason = Literal["unknown", "claimed", "digest", "expired", "aborted", "layout", "failed", "released"]
+GoneReason = Literal[
+    "unknown", "claimed", "digest", "expired", "aborted", "layout", "failed", "released", "draining", "busy"
+]
 
 
-class _Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type"):
+class _Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag_field="type"):
+    """Defaults are left out on the wire, so that an older peer stumbles only over what is really used."""
+
     epoch: Id
 
 
@@ -76,11 +90,15 @@ class _OfClaim(_ToPeer, frozen=True):
 
 
 class Hello(_Message, frozen=True, tag="hello"):
-    """Asks for a pairing; repeated as a sign of life.  ``number`` rises; the answer says which Hello it answers."""
+    """Asks for a pairing; repeated as a sign of life.  ``number`` rises; the answer says which Hello it answers.
+
+    ``digests``: each Ready shall carry its parcel's digest.
+    """
 
     version: Count
     facts: DecodeFacts
     number: Count = 0
+    digests: bool = False
 
     def __post_init__(self) -> None:
         facts = self.facts
@@ -121,6 +139,13 @@ class StatusQuery(_Message, frozen=True, tag="status?"):
     """Asks either side how it is."""
 
 
+class Drain(_Message, frozen=True, tag="drain"):
+    """Tells either side to finish what it owes and to take nothing new; repeated as a question how far it is.
+
+    Only its owner may: who has its own key pair, or, where it has no keys, who reaches its loopback address.
+    """
+
+
 # --- prefill side to decode side
 
 
@@ -132,6 +157,7 @@ class Welcome(_ToPeer, frozen=True, tag="welcome"):
     engine: Text
     lease_s: Seconds
     number: Count = 0
+    verdict_keep_s: Seconds = 60.0
 
     def __post_init__(self) -> None:
         _check_texts(model=self.facts.model, dtype=self.facts.shape.dtype)
@@ -149,19 +175,28 @@ class Stale(_ToPeer, frozen=True, tag="stale"):
 
 
 class Claimed(_OfClaim, frozen=True, tag="claimed"):
-    """The claim holds.  The transfer's ``blocks`` are cut into parcels of ``parcel_blocks``, the last one shorter."""
+    """The claim holds.  The transfer's ``blocks`` are cut into parcels of ``parcel_blocks``, the last one shorter.
+
+    ``ended_ago_s``: how long ago the prefill request had ended when this was sent; None while it has not.
+    """
 
     blocks: Count
     parcel_blocks: Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
+    ended_ago_s: Annotated[float, msgspec.Meta(ge=0, le=86400)] | None = None
 
 
 class Ready(_OfClaim, frozen=True, tag="ready"):
-    """A parcel can be read: ``nbytes`` at ``address`` of the prefill rank's engine session."""
+    """A parcel can be read: ``nbytes`` at ``address`` of the prefill rank's engine session.
+
+    ``digest``: of the blocks that the claimant wants (see ``plan.parcel_digest``); empty where neither side asks for
+    it.
+    """
 
     parcel: Count
     generation: Count
     address: Bytes64
     nbytes: Bytes64
+    digest: ParcelDigest = ""
 
 
 class Renewed(_OfClaim, frozen=True, tag="renewed"):
@@ -182,20 +217,43 @@ class Gone(_OfClaim, frozen=True, tag="gone"):
 
 
 class PairingStatus(msgspec.Struct, frozen=True):
-    """One peer as seen from here: ``state`` is paired, refused, connecting or down."""
+    """One peer as seen from here: ``state`` is paired, refused, connecting or down; ``circuit`` closed, open or
+    half_open."""
 
     peer: Text
     state: Text
     detail: Text
+    circuit: Text = "closed"
 
 
 class Status(_Message, frozen=True, tag="status"):
-    """How a side is.  ``held``: everything it holds by name; all zero when idle."""
+    """How a side is.  ``held``: everything it holds by name; all zero when idle.
+
+    ``transfers``: those that live, the oldest first.  ``unready``: why the side cannot serve all that it should, empty
+    where it can.  ``dropped``: messages dropped since its start, by reason.  ``left_out``: how many ``pairings``,
+    ``transfers`` and ``reports`` there are beyond those in this message.
+    """
 
     role: Text
     held: dict[Text, int]
     pairings: tuple[PairingStatus, ...]
     reports: tuple[TransferReport, ...]
+    transfers: tuple[TransferSnapshot, ...] = ()
+    unready: tuple[Text, ...] = ()
+    dropped: dict[Text, int] = msgspec.field(default_factory=dict)
+    left_out: dict[Text, int] = msgspec.field(default_factory=dict)
+    uptime_s: float = 0.0
+
+
+class Draining(_Message, frozen=True, tag="draining"):
+    """The answer to Drain.  ``held``: what is still owed, by name; all of it is zero when the side may leave.
+
+    ``refused``: why it does not drain, empty where it does.
+    """
+
+    role: Text
+    held: dict[Text, int] = msgspec.field(default_factory=dict)
+    refused: Text = ""
 
 
 def _check_texts(**texts: str) -> None:
@@ -205,8 +263,8 @@ def _check_texts(**texts: str) -> None:
             raise ValueError(f"expected {name} of at most 1024 characters, got {len(text)}")
 
 
-DecodeMessage = Hello | Pull | Renew | Done | Abort | StatusQuery
-PrefillMessage = Welcome | Refused | Stale | Claimed | Ready | Renewed | Accepted | Gone | Status
+DecodeMessage = Hello | Pull | Renew | Done | Abort | StatusQuery | Drain
+PrefillMessage = Welcome | Refused | Stale | Claimed | Ready | Renewed | Accepted | Gone | Status | Draining
 Message = DecodeMessage | PrefillMessage
 
 _encoder = msgspec.msgpack.Encoder()
@@ -247,7 +305,9 @@ def decode_message(data: bytes, allowed: Sequence[type] | None = None) -> Messag
     try:
         message = _decoder.decode(data)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise ProtocolError(f"expected a HAWK protocol {PROTOCOL_VERSION} message, got {error}: dropped") from error
+        # The decoder repeats some values, which a peer chose.
+        said = ascii(str(error)[:_MAX_REPEATED])[1:_MAX_REPEATED]
+        raise ProtocolError(f"expected a HAWK protocol {PROTOCOL_VERSION} message, got {said}: dropped") from error
     if allowed is not None and type(message) not in allowed:
         names = ", ".join(t.__name__ for t in allowed)
         raise ProtocolError(f"expected one of {names}, got {type(message).__name__}: dropped")

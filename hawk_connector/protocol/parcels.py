@@ -8,15 +8,15 @@ no blocks left.  Without that room the two could wait for each other until a dea
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass
 
 from ..plan.pairing import Pairing
-from .prefill_actions import Pack
+from .prefill_actions import Hash, Pack
 from .regions import RegionAllocator
 from .transfer import Parcel, ParcelState, Transfer
 
-__all__ = ["PackJob", "ParcelQueue"]
+__all__ = ["HashJob", "PackJob", "ParcelQueue"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +28,15 @@ class PackJob:
     region: int
 
 
+@dataclass(frozen=True, slots=True)
+class HashJob:
+    """A digest that is being computed.  It counts only while ``parcel.hash_job`` is this job's number."""
+
+    transfer: Transfer
+    parcel: Parcel
+    skip_blocks: int
+
+
 class ParcelQueue:
     """``capacity``: bytes of the send buffer.  ``parcel_tokens``: tokens of a parcel, in whole decode blocks."""
 
@@ -36,6 +45,8 @@ class ParcelQueue:
         self._parcel_tokens = parcel_tokens
         self._queue: deque[tuple[Transfer, Parcel]] = deque()
         self._jobs: dict[int, PackJob] = {}
+        self._hashes: dict[int, HashJob] = {}
+        self._owners: dict[int, Transfer] = {}  # of the regions that are held
         self._next_job = 0
         self._room = 0
 
@@ -79,19 +90,29 @@ class ParcelQueue:
                 parcel.state = ParcelState.QUEUED
                 self._queue.append((transfer, parcel))
 
-    def start(self) -> list[Pack]:
-        """Starts queued packs as far as the send buffer has room."""
+    def start(self, share: float) -> list[Pack]:
+        """Starts queued packs as far as the send buffer has room.
+
+        ``share``: of the buffer, 0..1, what the transfers of one decode side may hold; each may hold one parcel.
+        """
         delivering = [entry for entry in self._queue if entry[0].claimant is not None]
         others = [entry for entry in self._queue if entry[0].claimant is None]
         started: list[Pack] = []
+        held = self._held_by_peer() if share < 1.0 and self._queue else Counter()
         for transfer, parcel in (*delivering, *others):
+            peer = transfer.claim.epoch if transfer.claim is not None else None
+            if peer is not None and held[peer] and held[peer] + parcel.nbytes > share * self.regions.capacity:
+                continue  # and those of other decode sides overtake it
             region = self._allocate(parcel, keep_room=transfer.claimant is None)
             if region is None:
                 break
+            if peer is not None:
+                held[peer] += parcel.nbytes
+            self._owners[region] = transfer
             self._queue.remove((transfer, parcel))
             job, self._next_job = self._next_job, self._next_job + 1
             parcel.state, parcel.region, parcel.job = ParcelState.PACKING, region, job
-            parcel.generation = transfer.generation
+            parcel.generation, parcel.digest, parcel.hash_job = transfer.generation, None, None
             self._jobs[job] = PackJob(transfer, parcel, region)
             assert transfer.pairing is not None
             plan = transfer.pairing.plan(parcel.blocks)
@@ -101,6 +122,25 @@ class ParcelQueue:
     def take_job(self, job: int) -> PackJob | None:
         """The pack that has ended, which is out no longer; its region is the caller's to free or keep."""
         return self._jobs.pop(job, None)
+
+    def hash(self, transfer: Transfer, parcel: Parcel, skip_blocks: int) -> list[Hash]:
+        """Starts the computing of a packed parcel's digest; nothing where that is under way."""
+        if parcel.hash_job is not None and self._hashes[parcel.hash_job].skip_blocks == skip_blocks:
+            return []
+        assert transfer.pairing is not None and parcel.region is not None
+        job, self._next_job = self._next_job, self._next_job + 1
+        parcel.hash_job = job
+        self._hashes[job] = HashJob(transfer, parcel, skip_blocks)
+        return [Hash(job, transfer.id, parcel.region, transfer.pairing.plan(parcel.blocks), skip_blocks)]
+
+    def take_hash(self, job: int) -> HashJob | None:
+        """The digest job that has ended."""
+        return self._hashes.pop(job, None)
+
+    def release(self, region: int) -> None:
+        """The region is free again."""
+        self.regions.release(region)
+        self._owners.pop(region, None)
 
     def withdraw(self, transfer: Transfer, parcel: Parcel) -> None:
         """Back to WAITING, and the region is freed, unless the parcel has ended.
@@ -112,13 +152,21 @@ class ParcelQueue:
         if parcel.state is ParcelState.QUEUED:
             self._queue.remove((transfer, parcel))
         self.free(parcel)
-        parcel.state, parcel.region, parcel.job = ParcelState.WAITING, None, None
+        parcel.state, parcel.region, parcel.job, parcel.hash_job = ParcelState.WAITING, None, None, None
 
     def free(self, parcel: Parcel) -> None:
         """Frees the region of a parcel that no pack is writing."""
         if parcel.region is not None and parcel.job is None:
-            self.regions.release(parcel.region)
-            parcel.region = None
+            self.release(parcel.region)
+            parcel.region = parcel.hash_job = None
+
+    def _held_by_peer(self) -> Counter[str]:
+        """Bytes that each decode side's transfers hold, by its epoch."""
+        held: Counter[str] = Counter()
+        for region, transfer in self._owners.items():
+            if transfer.claim is not None:
+                held[transfer.claim.epoch] += self.regions.size(region)
+        return held
 
     def _allocate(self, parcel: Parcel, keep_room: bool) -> int | None:
         region = self.regions.allocate(parcel.nbytes)

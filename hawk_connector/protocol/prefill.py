@@ -12,11 +12,12 @@ proof that a region was intact while it was read is that it is still on offer wh
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 from ..errors import Mismatch
-from ..plan.pairing import Pairing, PrefillFacts, pair
+from ..plan.pairing import Pairing, PrefillFacts
+from .early_pulls import EarlyPulls
+from .graveyard import Graveyard, Tombstone
 from .lease import Clock, Lease
 from .messages import (
     PROTOCOL_VERSION,
@@ -37,18 +38,11 @@ from .messages import (
     Welcome,
 )
 from .parcels import ParcelQueue
+from .peer_book import Peer, PeerBook
 from .prefill_actions import Action, Ended, PrefillLimits, ReleaseBlocks, Send
-from .regions import REGION_ALIGNMENT
-from .transfer import Claim, Parcel, ParcelState, Tombstone, Transfer
+from .transfer import Claim, Parcel, ParcelDigest, ParcelState, Transfer
 
 __all__ = ["PrefillProtocol"]
-
-
-@dataclass(slots=True)
-class _Peer:
-    pairing: Pairing
-    identity: str
-    seen_at: float
 
 
 class PrefillProtocol:
@@ -70,11 +64,14 @@ class PrefillProtocol:
         self.buffer_address = buffer_address
         self._parcels = ParcelQueue(facts.send_buffer_bytes, limits.parcel_tokens)
         self._clock = clock
-        self._peers: OrderedDict[str, _Peer] = OrderedDict()
-        self._refused: OrderedDict[str, tuple[Mismatch, ...]] = OrderedDict()
+        self._peers = PeerBook(facts, limits, self._parcels.regions.capacity, clock)
+        # One rank alone begins a transfer before it can answer its request.
+        wait_s = limits.early_pull_s if facts.ranks > 1 else 0.0
+        self._early = EarlyPulls(limits.max_transfers, wait_s, clock)
         self._transfers: dict[str, Transfer] = {}
-        self._tombstones: OrderedDict[str, Tombstone] = OrderedDict()
+        self._graveyard = Graveyard(limits.verdict_keep_s, clock)
         self._actions: list[Action] = []
+        self.draining = False
 
     # --- outputs
 
@@ -82,6 +79,11 @@ class PrefillProtocol:
         """The actions since the last call, in order."""
         actions, self._actions = self._actions, []
         return actions
+
+    @property
+    def owed(self) -> int:
+        """Transfers that have been promised to a client and can still be taken."""
+        return sum(1 for t in self._transfers.values() if t.gone is None and t.finished_at is not None)
 
     def held(self) -> dict[str, int]:
         """Everything held, by name; all zero when idle."""
@@ -94,25 +96,37 @@ class PrefillProtocol:
             "requests_with_blocks": sum(1 for t in live if not t.blocks_released),
             "parcels_queued": self._parcels.queued,
             "packs": self._parcels.packs,
+            "early_pulls": len(self._early),
         }
+
+    @property
+    def live(self) -> Mapping[str, Transfer]:
+        """Transfers that have not ended, by id, the oldest first.  Not to be changed."""
+        return self._transfers
 
     def peers(self) -> dict[str, Pairing | tuple[Mismatch, ...]]:
         """Pairings and refusals by the decode side's epoch."""
-        return {**{e: p.pairing for e, p in self._peers.items()}, **self._refused}
+        return self._peers.verdicts()
 
     def next_deadline(self) -> float | None:
         """When ``tick`` has something to do next, or None."""
         times = [t for transfer in self._transfers.values() for t in self._deadlines(transfer)]
-        times += [tomb.keep_until for tomb in self._tombstones.values()]
+        times += [t for t in (self._graveyard.next_deadline(), self._early.next_deadline()) if t is not None]
         return min(times, default=None)
 
     # --- inputs from vLLM
 
     def begin(self, transfer_id: str, digest: str, tokens: int) -> None:
-        """A request whose KV is wanted elsewhere is being computed.  Past ``max_transfers`` it is not offered."""
-        if transfer_id in self._transfers or len(self._transfers) >= self.limits.max_transfers:
+        """A request whose KV is wanted elsewhere is being computed.
+
+        It is not offered past ``max_transfers``, nor while this side drains.
+        """
+        if self.draining or transfer_id in self._transfers or len(self._transfers) >= self.limits.max_transfers:
             return
         self._transfers[transfer_id] = Transfer(transfer_id, digest, tokens, begun_at=self._clock())
+        early = self._early.take(transfer_id)
+        if early is not None:
+            self.receive(early.identity, early.pull)
 
     def computed(self, transfer_id: str, tokens: int) -> None:
         """The first ``tokens`` of the request are in vLLM's cache (a step has ended)."""
@@ -166,7 +180,11 @@ class PrefillProtocol:
         for transfer in list(self._transfers.values()):
             self._end(transfer, "expired")
 
-    # --- input from the packer
+    def drain(self) -> None:
+        """Nothing new is offered any more.  What is offered goes on to its end."""
+        self.draining = True
+
+    # --- inputs from the packer
 
     def packed(self, job: int, ok: bool) -> bool:
         """A pack job has ended.  False where its result is discarded (stale, unwanted or failed)."""
@@ -185,7 +203,7 @@ class PrefillProtocol:
                 transfer.wait_until = parcel.offered_at + self.limits.buffer_wait_s
             self._offer(transfer, parcel)
         else:
-            self._parcels.regions.release(done.region)
+            self._parcels.release(done.region)
             if wanted:
                 parcel.region = None
                 self._end(transfer, "failed")
@@ -193,21 +211,29 @@ class PrefillProtocol:
         self._pump()
         return kept
 
+    def hashed(self, job: int, digest: str | None) -> None:
+        """A digest has been computed; None where it could not be."""
+        done = self._parcels.take_hash(job)
+        if done is None or done.parcel.hash_job != job:
+            return  # the parcel is no longer what it was
+        done.parcel.hash_job = None
+        if digest is None:
+            self._end(done.transfer, "failed")
+            return
+        done.parcel.digest = ParcelDigest(done.skip_blocks, digest)
+        self._offer(done.transfer, done.parcel)
+
     # --- inputs from peers
 
     def receive(self, identity: str, message: Hello | ForeignHello | Pull | Renew | Done | Abort) -> None:
         """A decoded message from a decode side."""
-        if isinstance(message, ForeignHello):
-            self._refuse(identity, message, _other_version(message.version))
-            return
-        if isinstance(message, Hello):
+        if isinstance(message, (Hello, ForeignHello)):
             self._hello(identity, message)
             return
-        peer = self._peers.get(message.epoch)
-        if message.to != self.epoch or peer is None:
+        peer = self._peers.heard(message.epoch) if message.to == self.epoch else None
+        if peer is None:
             self._send(identity, Stale(epoch=self.epoch, to=message.epoch))
             return
-        peer.seen_at = self._clock()
         transfer = self._transfers.get(message.transfer)
         if transfer is not None:
             self._expire(transfer)
@@ -220,6 +246,8 @@ class PrefillProtocol:
         elif isinstance(message, Abort) and transfer.claim is None and message.digest == transfer.digest:
             self._end(transfer, "aborted")
             self._gone(identity, message, "aborted")
+        elif isinstance(message, Renew) and transfer.claim is None:
+            pass  # it has overtaken its Pull, which claims and renews
         elif transfer.claim != Claim(message.epoch, message.claim):
             self._gone(identity, message, "claimed")
         elif isinstance(message, Renew):
@@ -234,27 +262,21 @@ class PrefillProtocol:
 
     def tick(self) -> None:
         """Lets time pass: leases and waits run out, verdicts and silent peers are forgotten."""
-        now = self._clock()
         for transfer in list(self._transfers.values()):
             self._expire(transfer)
-        while self._tombstones and next(iter(self._tombstones.values())).keep_until <= now:
-            self._tombstones.popitem(last=False)
-        for epoch in [e for e, p in self._peers.items() if p.seen_at + self.limits.peer_keep_s <= now]:
-            del self._peers[epoch]
+        self._graveyard.tick()
+        self._peers.forget_silent()
+        for early in self._early.take_late():
+            self._gone(early.identity, early.pull, "unknown")
         self._pump()
 
     # --- peers
 
-    def _hello(self, identity: str, hello: Hello) -> None:
-        verdict = self._pair(hello) if hello.version == PROTOCOL_VERSION else _other_version(hello.version)
-        if isinstance(verdict, tuple):
-            self._refuse(identity, hello, verdict)
+    def _hello(self, identity: str, hello: Hello | ForeignHello) -> None:
+        mismatches = self._peers.hello(identity, hello)
+        if mismatches:
+            self._send(identity, Refused(epoch=self.epoch, to=hello.epoch, mismatches=mismatches, number=hello.number))
             return
-        self._refused.pop(hello.epoch, None)
-        self._peers[hello.epoch] = _Peer(verdict, identity, self._clock())
-        self._peers.move_to_end(hello.epoch)
-        while len(self._peers) > self.limits.max_peers:
-            self._peers.popitem(last=False)
         self._send(
             identity,
             Welcome(
@@ -265,40 +287,23 @@ class PrefillProtocol:
                 engine=self.session,
                 lease_s=self.limits.lease_s,
                 number=hello.number,
+                verdict_keep_s=self.limits.verdict_keep_s,
             ),
         )
         for transfer in list(self._transfers.values()):
             self._advance(transfer)
             self._settle(transfer)
 
-    def _refuse(self, identity: str, hello: Hello | ForeignHello, mismatches: tuple[Mismatch, ...]) -> None:
-        self._refused[hello.epoch] = mismatches
-        while len(self._refused) > self.limits.max_peers:
-            self._refused.popitem(last=False)
-        self._send(identity, Refused(epoch=self.epoch, to=hello.epoch, mismatches=mismatches, number=hello.number))
-
-    def _pair(self, hello: Hello) -> Pairing | tuple[Mismatch, ...]:
-        """The pairing, where one block of it fits the usable part of the send buffer."""
-        verdict = pair(self.facts, hello.facts)
-        if isinstance(verdict, Pairing) and verdict.plan(1).nbytes > self._parcels.regions.capacity:
-            block = verdict.plan(1).nbytes
-            least = -(-block // REGION_ALIGNMENT) * REGION_ALIGNMENT
-            fix = f"set send_buffer_bytes on the prefill side to at least {least}"
-            return (Mismatch("send_buffer_bytes", str(self.facts.send_buffer_bytes), f"{block} bytes a block", fix),)
-        return verdict
-
-    def _eager_pairing(self) -> Pairing | None:
-        """The pairing to pack for before anyone asks: the one that all paired decode sides share."""
-        pairings = {peer.pairing for peer in self._peers.values()}
-        return pairings.pop() if len(pairings) == 1 else None
-
     # --- claims
 
-    def _pull(self, identity: str, pull: Pull, transfer: Transfer, peer: _Peer) -> None:
+    def _pull(self, identity: str, pull: Pull, transfer: Transfer, peer: Peer) -> None:
         claim = Claim(pull.epoch, pull.claim)
         if transfer.claim is None:
             if pull.digest != transfer.digest or pull.tokens != transfer.tokens:
                 self._gone(identity, pull, "digest")
+                return
+            if self._claimed_by(pull.epoch) >= self.limits.max_transfers_per_peer:
+                self._gone(identity, pull, "busy")
                 return
             if transfer.pairing is None or transfer.pairing != peer.pairing:
                 if transfer.blocks_released:
@@ -306,19 +311,22 @@ class PrefillProtocol:
                     return
                 self._parcels.cut(transfer, peer.pairing)
             transfer.claim = claim
+            transfer.digests = self.limits.digests or peer.digests
         elif transfer.claim != claim:
             self._gone(identity, pull, "claimed")
             return
         self._renew(transfer)
         if pull.deliver:
             transfer.claimant = identity
-            self._skip(transfer, pull.first_block)
+            transfer.first_block = pull.first_block
+            self._skip(transfer)
         self._advance(transfer)
         self._send(
             identity,
             Claimed(
                 blocks=transfer.blocks,
                 parcel_blocks=transfer.parcel_blocks,
+                ended_ago_s=_since(transfer.finished_at, self._clock()),
                 **_claim_fields(self.epoch, pull),
             ),
         )
@@ -343,40 +351,50 @@ class PrefillProtocol:
             self._gone(identity, done, "failed")
             return
         self._renew(transfer)
-        self._send(
-            identity,
-            Accepted(parcel=done.parcel, generation=done.generation, **_claim_fields(self.epoch, done)),
-        )
+        self._accept(identity, done)
         self._settle(transfer)
         self._pump()
 
     def _answer_ended(self, identity: str, message: Pull | Renew | Done | Abort, transfer: Transfer | None) -> None:
-        tomb = self._tombstones.get(message.transfer) if transfer is None else self._tombstone(transfer)
-        claim = Claim(message.epoch, message.claim)
+        tomb = self._graveyard.find(message.transfer) if transfer is None else Tombstone.of(transfer)
         if tomb is None:
-            self._gone(identity, message, "unknown")
-        elif (
-            isinstance(message, Done) and tomb.claim == claim and (message.parcel, message.generation) in tomb.accepted
-        ):
-            self._send(
-                identity,
-                Accepted(parcel=message.parcel, generation=message.generation, **_claim_fields(self.epoch, message)),
-            )
-        else:
-            self._gone(identity, message, tomb.reason if tomb.claim in (None, claim) else "claimed")
+            if isinstance(message, Pull) and not self.draining and self._early.keep(identity, message):
+                return
+            if isinstance(message, Abort):
+                self._early.take(message.transfer)
+            self._gone(identity, message, "draining" if self.draining else "unknown")
+            return
+        reason = tomb.answer(message)
+        if reason is not None:
+            self._gone(identity, message, reason)
+        elif isinstance(message, Done):
+            self._accept(identity, message)
 
     def _renew(self, transfer: Transfer) -> None:
         if transfer.lease is not None:
             transfer.lease.renew(self._clock(), self.limits.lease_s)
 
-    def _skip(self, transfer: Transfer, first_block: int) -> None:
+    def _claimed_by(self, epoch: str) -> int:
+        """How many live transfers the decode side has claimed."""
+        return sum(1 for t in self._transfers.values() if t.claim is not None and t.claim.epoch == epoch)
+
+    def _skip(self, transfer: Transfer) -> None:
         for parcel in transfer.parcels:
-            if parcel.first_block + parcel.blocks <= first_block and not parcel.state.ended:
+            if parcel.first_block + parcel.blocks <= transfer.first_block and not parcel.state.ended:
                 self._parcels.withdraw(transfer, parcel)
                 parcel.state = ParcelState.SKIPPED
 
     def _offer(self, transfer: Transfer, parcel: Parcel) -> None:
-        """Tells the claimant, if there is one, that the parcel can be read."""
+        """Tells the claimant, if there is one, that the parcel can be read; first its digest is made where wanted."""
+        claimed = transfer.claim is not None
+        needs_digest = transfer.digests if claimed else self.limits.digests or self._peers.want_digests
+        digest = ""
+        if needs_digest:
+            skip = max(0, transfer.first_block - parcel.first_block)
+            if parcel.digest is None or parcel.digest.skip_blocks != skip:
+                self._actions.extend(self._parcels.hash(transfer, parcel, skip))
+                return
+            digest = parcel.digest.value
         if transfer.claim is None or transfer.claimant is None or parcel.region is None:
             return
         self._send(
@@ -390,6 +408,7 @@ class PrefillProtocol:
                 generation=parcel.generation,
                 address=self.buffer_address + parcel.region,
                 nbytes=parcel.nbytes,
+                digest=digest,
             ),
         )
 
@@ -400,7 +419,7 @@ class PrefillProtocol:
         if transfer.gone is not None or transfer.blocks_released:
             return
         if transfer.pairing is None:
-            eager = self._eager_pairing()
+            eager = self._peers.eager_pairing()
             if eager is None:
                 return
             self._parcels.cut(transfer, eager)
@@ -408,7 +427,9 @@ class PrefillProtocol:
         self._pump()
 
     def _pump(self) -> None:
-        self._actions.extend(self._parcels.start())
+        # A decode side that reads slowly must not keep the others from the buffer; alone it may have all of it.
+        share = self.limits.peer_buffer_share if len(self._peers) > 1 else 1.0
+        self._actions.extend(self._parcels.start(share))
 
     # --- ends
 
@@ -456,13 +477,8 @@ class PrefillProtocol:
             self._actions.append(ReleaseBlocks(transfer.id))
         if transfer.blocks_released and idle and (transfer.gone or transfer.completed):
             del self._transfers[transfer.id]
-            self._tombstones[transfer.id] = self._tombstone(transfer)
+            self._graveyard.bury(transfer)
             self._actions.append(Ended(transfer.id, transfer.gone, len(transfer.parcels)))
-
-    def _tombstone(self, transfer: Transfer) -> Tombstone:
-        accepted = frozenset((p.index, p.generation) for p in transfer.parcels if p.state is ParcelState.ACCEPTED)
-        keep_until = self._clock() + self.limits.verdict_keep_s
-        return Tombstone(transfer.claim, accepted, transfer.gone or "released", keep_until)
 
     # --- sending
 
@@ -471,14 +487,18 @@ class PrefillProtocol:
     ) -> None:
         self._actions.append(Send(identity, message))
 
+    def _accept(self, identity: str, done: Done) -> None:
+        fields = _claim_fields(self.epoch, done)
+        self._send(identity, Accepted(parcel=done.parcel, generation=done.generation, **fields))
+
     def _gone(self, identity: str, message: Pull | Renew | Done | Abort, reason: GoneReason) -> None:
         self._send(identity, Gone(reason=reason, **_claim_fields(self.epoch, message)))
 
 
+def _since(moment: float | None, now: float) -> float | None:
+    """Seconds since ``moment``, as a message may say them."""
+    return None if moment is None else min(max(0.0, now - moment), 86400.0)
+
+
 def _claim_fields(epoch: str, message: Pull | Renew | Done | Abort) -> dict[str, str]:
     return {"epoch": epoch, "to": message.epoch, "transfer": message.transfer, "claim": message.claim}
-
-
-def _other_version(version: int) -> tuple[Mismatch, ...]:
-    fix = "install the same release of hawk-connector on both sides"
-    return (Mismatch("protocol version", str(PROTOCOL_VERSION), str(version), fix),)

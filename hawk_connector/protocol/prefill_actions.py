@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ..plan.parcel import ParcelPlan
 from .messages import Accepted, Claimed, Gone, GoneReason, Ready, Refused, Renewed, Stale, Welcome
 
-__all__ = ["Action", "Ended", "Pack", "PrefillLimits", "ReleaseBlocks", "Send"]
+__all__ = ["Action", "Ended", "Hash", "Pack", "PrefillLimits", "ReleaseBlocks", "Send"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,20 @@ class Pack:
 
 
 @dataclass(frozen=True, slots=True)
+class Hash:
+    """Compute the digest of the packed parcel at offset ``region``, blocks below ``skip_blocks`` left out.
+
+    Answer with ``hashed``.
+    """
+
+    job: int
+    transfer: str
+    region: int
+    plan: ParcelPlan
+    skip_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
 class ReleaseBlocks:
     """vLLM may have the blocks of the finished request back."""
 
@@ -49,12 +63,15 @@ class Ended:
     parcels: int
 
 
-Action = Send | Pack | ReleaseBlocks | Ended
+Action = Send | Pack | Hash | ReleaseBlocks | Ended
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillLimits:
-    """Times in seconds; see the configuration reference for their meaning."""
+    """Times in seconds; see the configuration reference for their meaning.
+
+    ``early_pull_s``: how long the Pull of a transfer that this rank has not begun may wait for it.
+    """
 
     parcel_tokens: int
     lease_s: float
@@ -63,3 +80,7 @@ class PrefillLimits:
     max_transfers: int
     max_peers: int
     peer_keep_s: float = 60.0
+    max_transfers_per_peer: int = 1024
+    peer_buffer_share: float = 0.5
+    digests: bool = False
+    early_pull_s: float = 1.0

@@ -32,6 +32,10 @@ class RegionAllocator:
         """Bytes of the largest free range."""
         return max((length for _, length in self._free), default=0)
 
+    def size(self, offset: int) -> int:
+        """Bytes of the held range at ``offset``."""
+        return self._held[offset]
+
     def allocate(self, nbytes: int) -> int | None:
         """Offset of a free range of ``nbytes``, or None where none is large enough now."""
         size = -(-max(nbytes, 1) // REGION_ALIGNMENT) * REGION_ALIGNMENT

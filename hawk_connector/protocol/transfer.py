@@ -1,4 +1,4 @@
-"""One transfer as the prefill side sees it: its parcels, its claim, and what is left of it when it has ended."""
+"""One transfer as the prefill side sees it: its parcels and its claim."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..plan.pairing import Pairing
 from .lease import Lease
 from .messages import GoneReason
 
-__all__ = ["Claim", "Parcel", "ParcelState", "Tombstone", "Transfer"]
+__all__ = ["Claim", "Parcel", "ParcelDigest", "ParcelState", "Transfer"]
 
 
 class ParcelState(Enum):
@@ -30,12 +30,20 @@ class ParcelState(Enum):
         return self in (ParcelState.ACCEPTED, ParcelState.SKIPPED)
 
 
+@dataclass(frozen=True, slots=True)
+class ParcelDigest:
+    """The digest of the parcel's blocks ``skip_blocks`` and up."""
+
+    skip_blocks: int
+    value: str
+
+
 @dataclass(slots=True, eq=False)
 class Parcel:
     """A run of decode blocks of one transfer: ``first_block`` .. ``first_block + blocks``.
 
     ``tokens``: prompt tokens that must be computed before it can be packed.  ``job``: number of the pack job that is
-    out, which alone may complete it.
+    out, which alone may complete it.  ``hash_job``: likewise of the job that computes its digest.
     """
 
     index: int
@@ -48,6 +56,8 @@ class Parcel:
     generation: int = 0
     job: int | None = None
     offered_at: float = 0.0
+    digest: ParcelDigest | None = None
+    hash_job: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +70,10 @@ class Claim:
 
 @dataclass(slots=True, eq=False)
 class Transfer:
-    """``generation`` rises with each preemption; a pack job of an older generation is discarded."""
+    """``generation`` rises with each preemption; a pack job of an older generation is discarded.
+
+    ``first_block``: the claimant has the blocks below it.  ``digests``: its Readys carry their parcels' digests.
+    """
 
     id: str
     digest: str
@@ -76,6 +89,8 @@ class Transfer:
     parcels: list[Parcel] = field(default_factory=list)
     claim: Claim | None = None
     claimant: str | None = None
+    first_block: int = 0
+    digests: bool = False
     lease: Lease | None = None
     wait_until: float | None = None
     gone: GoneReason | None = None
@@ -92,13 +107,3 @@ class Transfer:
     @property
     def completed(self) -> bool:
         return self.pairing is not None and all(p.state.ended for p in self.parcels)
-
-
-@dataclass(frozen=True, slots=True)
-class Tombstone:
-    """Verdicts of an ended transfer, kept for repeated questions: the same claim gets the same answer."""
-
-    claim: Claim | None
-    accepted: frozenset[tuple[int, int]]
-    reason: GoneReason
-    keep_until: float

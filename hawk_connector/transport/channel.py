@@ -8,20 +8,27 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 from typing import NamedTuple, Protocol
 
 from ..errors import LocalError
 
-__all__ = ["MAX_MESSAGE_BYTES", "Channel", "Received", "Wake", "checked_size"]
+__all__ = ["MAX_MESSAGE_BYTES", "MAX_REQUEST_BYTES", "Channel", "Received", "Wake", "checked_size"]
 
 MAX_MESSAGE_BYTES = 1024 * 1024
+# What a serving end takes.  Nothing that it is asked is longer; its answers (a status, say) may be.
+MAX_REQUEST_BYTES = 32 * 1024
 
 
 class Received(NamedTuple):
-    """A message and whom it came from: a name that ``send`` takes, valid while that connection lives."""
+    """A message and whom it came from: a name that ``send`` takes, valid while that connection lives.
+
+    ``key``: the public key (Z85) with which the sender has proved itself, None on a channel without keys.
+    """
 
     peer: str
     payload: bytes
+    key: str | None = None
 
 
 class Channel(Protocol):
@@ -44,13 +51,18 @@ class Wake:
 
     def __init__(self) -> None:
         self._descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        # The number of a closed descriptor may be another file's: no late ``set`` may write to that.
+        self._lock = threading.Lock()
+        self._closed = False
 
     def fileno(self) -> int:
         return self._descriptor
 
     def set(self) -> None:
-        """End the current wait, or the next. From any thread, at any time before close()."""
-        os.eventfd_write(self._descriptor, 1)
+        """End the current wait, or the next. From any thread, at any time; after close() nobody waits."""
+        with self._lock:
+            if not self._closed:
+                os.eventfd_write(self._descriptor, 1)
 
     def clear(self) -> None:
         """Take back every ``set`` so far; the polling thread calls it before it looks for work."""
@@ -58,8 +70,11 @@ class Wake:
             os.eventfd_read(self._descriptor)
 
     def close(self) -> None:
-        """Only once no thread can call ``set`` any more: the number may be another file's by then."""
-        os.close(self._descriptor)
+        """Gives the descriptor back; the thread that polls it must have ended. Repeatable."""
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                os.close(self._descriptor)
 
 
 def checked_size(payload: bytes) -> bytes:

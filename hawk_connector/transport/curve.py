@@ -8,6 +8,7 @@ itself uses ``#``, so nothing else is). A deployment may use one pair for all it
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from dataclasses import dataclass, field
@@ -19,24 +20,39 @@ from zmq.utils import z85
 from ..address import Address
 from ..errors import ConfigError
 
-__all__ = ["CurveKeys", "KnownKeys", "load_curve_keys", "read_public_key", "write_key_pair"]
+__all__ = ["CurveKeys", "KnownKeys", "load_curve_keys", "load_own_keys", "read_public_key", "write_key_pair"]
+
+_log = logging.getLogger(__name__)
 
 _KEY_LENGTH = 40
 
 
 @dataclass(frozen=True, slots=True)
 class CurveKeys:
-    """This side's pair (Z85 bytes; the secret is kept out of repr) and the keys of its peers."""
+    """This side's pair (Z85 bytes; the secret is kept out of repr) and the keys of its peers.
+
+    Whoever has this very pair is this side's owner, listed or not.  ``known`` None: this is an owner's client, which
+    speaks with sides of this pair alone.
+    """
 
     public: bytes
     secret: bytes = field(repr=False)
-    known: KnownKeys
+    known: KnownKeys | None
+
+    def admits(self, key: bytes) -> bool:
+        """Whether ``key`` (Z85) is listed, or this side's own."""
+        return key == self.public or (self.known is not None and self.known.knows(key))
+
+    def key_of(self, address: Address) -> bytes:
+        """The public key of the side at ``address``; raises ConfigError when none is listed."""
+        return self.public if self.known is None else self.known.key_of(address)
 
 
 class KnownKeys:
     """The known keys file, read again when it has changed.
 
-    A file that has become unreadable or malformed lets nobody in until it is mended.
+    A file that has become unreadable or malformed lets nobody in until it is mended, and is reported once: a half of
+    it, read while it is written, is read again when the rest is there.
     """
 
     def __init__(self, path: Path) -> None:
@@ -69,8 +85,9 @@ class KnownKeys:
                 self._version = version
                 try:
                     self._keys = _read_known_keys(self._path)
-                except ConfigError:
+                except ConfigError as error:
                     self._keys = {}
+                    _log.error("no key is known until this is mended: %s", error)
             return self._keys
 
     def _current_version(self) -> tuple[int, int, int] | None:
@@ -88,6 +105,12 @@ def load_curve_keys(key_file: str | None, known_keys_file: str | None) -> CurveK
         return None
     public, secret = _read_pair(key_file)
     return CurveKeys(public, secret, KnownKeys(Path(known_keys_file)))
+
+
+def load_own_keys(key_file: str) -> CurveKeys:
+    """The pair in ``key_file``, to speak with the side whose own it is.  Raises ConfigError."""
+    public, secret = _read_pair(key_file)
+    return CurveKeys(public, secret, None)
 
 
 def read_public_key(path: Path) -> bytes:
@@ -168,6 +191,6 @@ def _read_known_keys(path: Path) -> dict[str, bytes]:
             raise ConfigError(
                 f"curve_known_keys_file {path}, line {number}",
                 expected="a name and a public key of 40 characters (Z85)",
-                got=repr(line),
+                got=f"{len(words)} words",  # not the line: somebody may have put a secret key there
             ) from None
     return keys

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..config import MAX_SEGMENTS_IN_FLIGHT
-from ..errors import LocalError, TransferFailed
+from ..errors import LocalError, ReadStopped, TransferFailed
 from ..plan.segments import Segments
 
 __all__ = ["EngineFactory", "RegisteredRanges", "SegmentBudget", "Segments", "TransferEngine"]
@@ -179,9 +179,10 @@ class TransferEngine(ABC):
         self._ranges.remove(address)
         self._unregister(address)
 
-    def read(self, session: str, segments: Segments) -> None:
+    def read(self, session: str, segments: Segments, stopped: Callable[[], bool] = lambda: False) -> None:
         """Read every segment from the peer ``session``; returns when all bytes are in local memory.
 
+        ``stopped`` is asked before each batch; once it says so, no more of them are begun and ReadStopped is raised.
         Raises LocalError, before anything is read, when a local range is not wholly inside one registered
         range; TransferFailed when a read failed, timed out or met a closed engine. After TransferFailed
         any local byte of ``segments`` may still change until close() has returned.
@@ -202,6 +203,8 @@ class TransferEngine(ABC):
                 try:
                     with self._budget.held(batch.count, patience_s):
                         self._refuse_if_closing()
+                        if stopped():
+                            raise ReadStopped(f"reading from {session} was stopped between two batches")
                         self._read_batch(session, batch)
                 except TimeoutError:
                     raise TransferFailed(

@@ -8,7 +8,9 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from ..errors import HawkError
+from ..errors import HawkError, ProtocolError
+from ..event_log import EventLog
+from .channel import Received
 from .side_channel import SideChannelClient, SideChannelServer, Wake, wait
 
 __all__ = ["ChannelLoop"]
@@ -23,7 +25,7 @@ class ChannelLoop:
     """Calls ``on_message(channel, peer, payload)`` for each message and ``on_turn()`` once a turn, on its own thread.
 
     ``on_turn`` gives the seconds after which it wants to be called again whatever happens.  An exception in either
-    is logged and costs that message or turn only.
+    is logged and costs that message or turn only.  A ProtocolError of a message is counted as malformed on its channel.
     """
 
     def __init__(
@@ -39,9 +41,7 @@ class ChannelLoop:
         self._on_message = on_message
         self._on_turn = on_turn
         self._closing = threading.Event()
-        self._clock = clock
-        self._silent_until = 0.0
-        self._unsaid = 0
+        self._events = EventLog(_log, clock)
         self._timeout_s = 0.0
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
@@ -59,6 +59,8 @@ class ChannelLoop:
             self._close_channels()
         else:
             self._thread.join(timeout_s)
+        if not self._thread.is_alive():
+            self.wake.close()
 
     def _run(self) -> None:
         while not self._closing.is_set():
@@ -75,9 +77,16 @@ class ChannelLoop:
                 received = channel.receive()
                 if received is None:
                     break
-                self._guard(partial(self._on_message, channel, received.peer, received.payload))
+                self._guard(partial(self._take, channel, received))
         self._timeout_s = self._guard(self._on_turn) or _AFTER_ERROR_S
         return self._timeout_s
+
+    def _take(self, channel: SideChannelServer | SideChannelClient, received: Received) -> None:
+        try:
+            self._on_message(channel, received.peer, received.payload)
+        except ProtocolError as error:
+            channel.counts.malformed += 1
+            self._events.warning("message", str(error), peer=received.peer)
 
     def _close_channels(self) -> None:
         for channel in self._channels:
@@ -87,18 +96,7 @@ class ChannelLoop:
         try:
             return work()
         except HawkError as error:
-            self._warn(error)
+            self._events.warning("turn", str(error))
         except Exception:
-            _log.exception("the side channel's loop met an error; it goes on")
+            self._events.exception("turn", "the side channel's loop met an error; it goes on")
         return None
-
-    def _warn(self, error: HawkError) -> None:
-        """At most one line a second: what peers do wrong must not fill the log."""
-        now = self._clock()
-        if now < self._silent_until:
-            self._unsaid += 1
-            return
-        self._silent_until = now + 1.0
-        more = f" ({self._unsaid} more like this were not logged)" if self._unsaid else ""
-        self._unsaid = 0
-        _log.warning("%s%s", error, more)

@@ -104,6 +104,12 @@ class MemoryFabric:
             self._hung = threading.Event()
 
     @property
+    def faults_left(self) -> int:
+        """Faults that no batch has met yet."""
+        with self._lock:
+            return len(self._faults)
+
+    @property
     def records(self) -> tuple[ReadRecord, ...]:
         with self._lock:
             return tuple(self._records)

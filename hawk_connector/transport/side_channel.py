@@ -2,14 +2,19 @@
 
 Each object belongs to **one** thread, which polls: :func:`wait` until something is readable, then ``receive``
 until None. Nothing else here blocks. With CURVE keys every peer is checked against the known keys, in the
-same loop (no authenticator thread).
+same loop (no authenticator thread), when it connects and again with each message: a key that is taken from the list
+has no more say from then on.
+
+A serving end bounds what its peers can cost: connections, bytes of a message, messages that wait, messages a second.
 """
 
 from __future__ import annotations
 
 import errno
 import socket
-from collections.abc import Iterable
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import zmq
@@ -17,11 +22,14 @@ from zmq.utils import z85
 
 from ..address import Address, bracketed, is_loopback
 from ..errors import ConfigError
-from .channel import MAX_MESSAGE_BYTES, Received, Wake, checked_size
+from ..rate import RateBook
+from .channel import MAX_MESSAGE_BYTES, MAX_REQUEST_BYTES, Received, Wake, checked_size
 from .curve import CurveKeys
+from .door import Door
 
 __all__ = [
     "MAX_MESSAGE_BYTES",
+    "MAX_REQUEST_BYTES",
     "ChannelCounts",
     "Received",
     "SideChannelClient",
@@ -32,37 +40,58 @@ __all__ = [
 
 # Messages that wait for one peer. Past it they are dropped, and sent again by the protocol.
 _QUEUE_LENGTH = 1024
-# Frames up to the hard limit are read, counted and dropped; beyond it ZMQ closes the connection unread.
-_HARD_LIMIT_BYTES = 2 * MAX_MESSAGE_BYTES
+# Messages of one peer that wait here to be looked at; past it the peer's TCP has to wait.
+_INBOX_LENGTH = 32
+# Connections that ZMQ has not yet accepted.
+_BACKLOG = 128
+# Dropped messages that are looked at before the loop's other work has its turn.
+_DROPS_A_TURN = 256
 _ZAP_DOMAIN = b"hawk"
 
 
 @dataclass(slots=True)
 class ChannelCounts:
-    """What a channel has dropped since its start."""
+    """What a channel has dropped since its start: messages, and connections past ``max_connections``."""
 
     oversize: int = 0
     malformed: int = 0
     refused_keys: int = 0
+    rate: int = 0
     unsent: int = 0
+    connections: int = 0
 
 
 class SideChannelServer:
     """The serving end. Peers are named by the connection they came on."""
 
-    def __init__(self, host: str, port: int, *, keys: CurveKeys | None = None) -> None:
-        """Listens at once; port 0 takes a free one (see ``address``).
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        *,
+        keys: CurveKeys | None = None,
+        max_connections: int = 256,
+        max_messages_per_s: float = 2000.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Listens at once; port 0 takes a free one (see ``address``). Past ``max_connections`` a new one is closed;
+        past ``max_messages_per_s`` from one connection (after a burst of twice as many) messages are dropped.
 
         Raises ConfigError when the address cannot be had, or is not loopback and ``keys`` is None.
         """
-        if keys is None and not is_loopback(host):
+        # Of a name it is what it stands for that counts: "localhost" is what this machine's hosts file says.
+        numeric = _numeric_host(host) if keys is not None or is_loopback(host) else host
+        if keys is None and not is_loopback(numeric):
             raise ConfigError(
                 f"the side channel would listen on {host!r} with no keys",
                 expected="a loopback address, or CURVE keys",
-                fix="Set curve_key_file and curve_known_keys_file.",
+                fix="Make a key pair with `hawk keys FILE`, and set curve_key_file and curve_known_keys_file.",
             )
         self.counts = ChannelCounts()
-        numeric = _numeric_host(host)
+        self._rates = RateBook(max_messages_per_s, 2 * max_messages_per_s, 2 * max_connections, clock)
+        # The key that each connection proved, for what is sent to it.
+        self._key_of: OrderedDict[str, str] = OrderedDict()
+        self._remembered = 4 * max_connections
         self._keys = keys
         self._context = zmq.Context(io_threads=1)
         self._gate: zmq.Socket[bytes] | None = None
@@ -70,7 +99,9 @@ class SideChannelServer:
             # Before the ROUTER listens: with no one to ask, ZMQ would let every key in.
             self._gate = self._context.socket(zmq.REP)
             self._gate.bind("inproc://zeromq.zap.01")
-        self._socket = _configured(self._context.socket(zmq.ROUTER))
+        self._socket = _configured(self._context.socket(zmq.ROUTER), MAX_REQUEST_BYTES)
+        self._socket.setsockopt(zmq.BACKLOG, _BACKLOG)
+        self._door = Door(self._socket, max_connections)
         # Without it a message to a peer that has gone, or whose queue is full, vanishes unsaid.
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         if keys is not None:
@@ -85,6 +116,7 @@ class SideChannelServer:
             raise _bind_error(host, port, error) from None
         endpoint = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self._address = Address(host, Address.parse(endpoint.removeprefix("tcp://")).port)
+        self._door.opened(self._address.port)
 
     @property
     def address(self) -> Address:
@@ -93,23 +125,47 @@ class SideChannelServer:
 
     def sockets(self) -> list[zmq.Socket[bytes]]:
         """What to poll for reading."""
-        return [self._socket] if self._gate is None else [self._socket, self._gate]
+        return [self._socket, self._door.events, *([self._gate] if self._gate is not None else [])]
+
+    @property
+    def connections(self) -> int:
+        """Connections that are open, those in their hand-shake included."""
+        return self._door.connections
+
+    def key_of(self, peer: str) -> str | None:
+        """The public key (Z85) that ``peer`` has proved with its last message; None on a channel without keys."""
+        return self._key_of.get(peer)
+
+    def may_command(self, peer: str) -> bool:
+        """Whether ``peer`` may tell this side what to do: it has proved this side's own key pair with its last message,
+        or the channel has no keys and is therefore loopback's."""
+        return self._keys is None or self._key_of.get(peer, "").encode() == self._keys.public
 
     def receive(self) -> Received | None:
         self._answer_gate()
-        while True:
+        self.counts.connections += self._door.turn()
+        for _ in range(_DROPS_A_TURN):
             try:
-                frames = self._socket.recv_multipart(zmq.NOBLOCK)
+                frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return None
-            if len(frames) != 2:
+            peer = frames[0].bytes.hex()
+            if not self._rates.allows(peer):
+                self.counts.rate += 1
+            elif len(frames) != 2:
                 self.counts.malformed += 1
-            elif len(frames[1]) > MAX_MESSAGE_BYTES:
+            elif len(frames[1]) > MAX_REQUEST_BYTES:
                 self.counts.oversize += 1
+            elif not self._may_speak(peer, key := self._key_on(frames[1])):
+                self.counts.refused_keys += 1
             else:
-                return Received(frames[0].hex(), frames[1])
+                return Received(peer, frames[1].bytes, key)
+        return None
 
     def send(self, peer: str, payload: bytes) -> bool:
+        if self._keys is not None and not self._keys.admits(self._key_of.get(peer, "").encode()):
+            self.counts.refused_keys += 1
+            return False
         frames = [bytes.fromhex(peer), checked_size(payload)]
         try:
             self._socket.send_multipart(frames, zmq.NOBLOCK)
@@ -125,6 +181,23 @@ class SideChannelServer:
         """Stop listening and drop what was not sent. Repeatable."""
         self._context.destroy(linger=0)
 
+    def _key_on(self, frame: zmq.Frame) -> str | None:
+        """The key that ZMQ's hand-shake has checked for the connection that ``frame`` came on."""
+        return str(frame.get("User-Id")) if self._keys is not None else None
+
+    def _may_speak(self, peer: str, key: str | None) -> bool:
+        """Whether the key is (still) listed; keys are asked for at the gate only when a connection begins."""
+        if self._keys is None or key is None:
+            return self._keys is None
+        if not self._keys.admits(key.encode()):
+            self._key_of.pop(peer, None)
+            return False
+        self._key_of[peer] = key
+        self._key_of.move_to_end(peer)
+        if len(self._key_of) > self._remembered:
+            self._key_of.popitem(last=False)
+        return True
+
     def _answer_gate(self) -> None:
         """Answer ZMQ's questions about connecting peers (ZAP, RFC 27)."""
         while self._gate is not None and self._keys is not None:
@@ -134,16 +207,12 @@ class SideChannelServer:
                 )
             except zmq.Again:
                 return
-            welcome = (
-                domain == _ZAP_DOMAIN
-                and mechanism == b"CURVE"
-                and len(credentials) == 1
-                and self._keys.known.knows(z85.encode(credentials[0]))
-            )
+            key = z85.encode(credentials[0]) if mechanism == b"CURVE" and len(credentials) == 1 else b""
+            welcome = domain == _ZAP_DOMAIN and self._keys.admits(key)
             if not welcome:
                 self.counts.refused_keys += 1
-            verdict = [b"200", b"OK"] if welcome else [b"400", b"unknown key"]
-            self._gate.send_multipart([version, question, *verdict, b"", b""])
+            verdict = [b"200", b"OK", key] if welcome else [b"400", b"unknown key", b""]
+            self._gate.send_multipart([version, question, *verdict, b""])
 
 
 class SideChannelClient:
@@ -168,8 +237,8 @@ class SideChannelClient:
         name = str(address)
         if name not in self._sockets:
             host = _numeric_host(address.host)
-            server_key = self._keys.known.key_of(address) if self._keys is not None else None
-            connection = _configured(self._context.socket(zmq.DEALER))
+            server_key = self._keys.key_of(address) if self._keys is not None else None
+            connection = _configured(self._context.socket(zmq.DEALER), MAX_MESSAGE_BYTES)
             if self._keys is not None and server_key is not None:
                 connection.curve_publickey = self._keys.public
                 connection.curve_secretkey = self._keys.secret
@@ -248,13 +317,14 @@ def wait(channels: Iterable[SideChannelServer | SideChannelClient], wake: Wake |
     return bool(events)
 
 
-def _configured(connection: zmq.Socket[bytes]) -> zmq.Socket[bytes]:
-    """What both ends share; set before bind or connect."""
+def _configured(connection: zmq.Socket[bytes], largest: int) -> zmq.Socket[bytes]:
+    """What both ends share; set before bind or connect. ``largest``: bytes of a message that this end takes."""
     for option, value in (
         (zmq.LINGER, 0),
         (zmq.SNDHWM, _QUEUE_LENGTH),
-        (zmq.RCVHWM, _QUEUE_LENGTH),
-        (zmq.MAXMSGSIZE, _HARD_LIMIT_BYTES),
+        (zmq.RCVHWM, _INBOX_LENGTH),
+        # Frames up to twice the limit are read, counted and dropped; beyond it ZMQ closes the connection unread.
+        (zmq.MAXMSGSIZE, 2 * largest),
         (zmq.IPV6, 1),
         (zmq.RECONNECT_IVL, 100),
         (zmq.RECONNECT_IVL_MAX, 2000),

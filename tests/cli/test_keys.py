@@ -7,10 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import zmq
 
 from hawk_connector.address import Address
 from hawk_connector.transport.curve import load_curve_keys
+
+pytestmark = pytest.mark.slow
 
 
 def hawk(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:

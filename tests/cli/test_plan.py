@@ -59,6 +59,19 @@ def test_llama_70b_in_consecutive_blocks_is_64_segments_a_parcel() -> None:
     assert figures["bytes_per_segment"] == 8 * 174_080
 
 
+def test_scattered_blocks_in_pools_of_one_layer_are_staged() -> None:
+    """One parcel: 81,920 reads of 2,176 bytes into the pools, or a stream for each of 8 banks of 4 chips."""
+    words = ("--model", "llama-3.1-70b", "--tp", "4", "--chips", "4", "--tokens", "1024", "--parcel-tokens", "1024")
+    figures = plan(*words, "--pool", "per_layer", "--blocks", "scattered")
+    placed = {"choice": "staged", "reads": 32, "pool_reads": 81_920, "staged_reads": 32, "copies": 81_920}
+    assert (figures["placement"], figures["bytes_per_segment"]) == (placed, 2_176)
+    figures = plan(*words, "--pool", "cross_layer", "--blocks", "scattered")
+    assert figures["placement"] == {**placed, "choice": "pool", "reads": 1_024, "pool_reads": 1_024, "copies": 1_024}
+    assert plan("--model", "llama-3.1-8b", "--layout", "linear")["placement"] is None
+    done = hawk("plan", *words, "--pool", "per_layer")
+    assert "staged: 32 reads; 81,920 into the pools, or 32 into stages" in " ".join(done.stdout.split())
+
+
 def test_descending_blocks_do_not_merge() -> None:
     assert plan(*LLAMA_70B, "--blocks", "descending")["segments"] == 1_024
 

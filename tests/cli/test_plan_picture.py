@@ -14,6 +14,8 @@ from hawk_connector.layout.kv_pool import KVPoolLayout
 from tests.layout.pools import KINDS, pool_of
 from tests.oracle.scalar import k_order
 
+pytestmark = pytest.mark.slow
+
 
 def hawk(*words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "hawk_connector.cli.main", *words]

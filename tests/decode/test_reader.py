@@ -31,6 +31,7 @@ class FlatLanding:
     def __init__(self) -> None:
         self.memory = np.zeros(8 * SIZE, dtype=np.uint8)
         self.refuse_landing: Exception | None = None
+        self.released: list[list[int]] = []
 
     layout = LAYOUT
     num_blocks = 8
@@ -48,6 +49,9 @@ class FlatLanding:
             raise self.refuse_landing
         return ((0, 3, segments.nbytes),)
 
+    def release(self, segments: Segments) -> None:
+        self.released.append(segments.local.tolist())
+
     def fill(self) -> tuple[int, ...]:
         return ()
 
@@ -63,12 +67,14 @@ class World:
         self.serving.register(self.source.ctypes.data, self.source.nbytes)
         self.landing = FlatLanding()
         self.engines: list[TransferEngine] = []
+        self.segments_a_batch = 1024
         self.results: queue.Queue[ReadResult] = queue.Queue()
         self.fenced: queue.Queue[str] = queue.Queue()
         self.reader = Reader(self.landing, self.make, 2, self.results.put, self.fenced.put, time.monotonic)
 
     def make(self) -> TransferEngine:
-        self.engines.append(self.fabric.engine(timeout_s=60))
+        engine = self.fabric.engine(timeout_s=60, max_segments_per_batch=self.segments_a_batch)
+        self.engines.append(engine)
         return self.engines[-1]
 
     def read(self, number: int, address: str = "p:1", block: int = 1, session: str | None = None) -> None:
@@ -126,6 +132,75 @@ def test_the_fence_drops_the_engine_before_it_is_told(world: World) -> None:
     world.read(2)
     assert world.results.get(timeout=30).ok
     assert len(world.engines) == 2
+
+
+def test_what_a_failed_read_reserved_is_released_by_the_fence_and_not_before(world: World) -> None:
+    start = world.landing.memory.ctypes.data
+    world.fabric.inject(Fail(after_segments=1))
+    world.read(1, block=1)
+    assert not world.results.get(timeout=30).ok
+    world.landing.refuse_landing = LocalError("the device does not answer")
+    world.read(2, block=3)
+    assert not world.results.get(timeout=30).ok
+    world.landing.refuse_landing = None
+    world.read(3, block=5)
+    assert world.results.get(timeout=30).ok
+    assert world.landing.released == []
+    world.reader.fence("p:1")
+    assert world.fenced.get(timeout=30) == "p:1"
+    half = SIZE // 2
+    assert world.landing.released == [[start + b * SIZE, start + b * SIZE + half] for b in (1, 3)]
+
+
+def test_a_stopped_read_ends_between_two_batches_and_its_memory_is_free_at_once(world: World) -> None:
+    """Two segments, one a batch; the first hangs while nobody wants the read any more."""
+    world.segments_a_batch = 1
+    world.fabric.inject(Hang())
+    world.read(1, block=2)
+    eventually(lambda: world.fabric.faults_left == 0, "its batch hangs")
+    world.reader.stop(1)
+    assert world.landing.released == []
+    world.fabric.release_hung()
+    result = world.results.get(timeout=30)
+    assert (result.ok, result.stopped) == (False, True)
+    # The batch that ran has ended well, the other never began.
+    assert [record.ok for record in world.fabric.records] == [True]
+    half = world.landing.memory.ctypes.data + 2 * SIZE
+    assert world.landing.released == [[half, half + SIZE // 2]]
+    # The engine is whole: nothing of it can come late, and it goes on.
+    world.read(2, block=3)
+    assert world.results.get(timeout=30).ok and len(world.engines) == 1
+
+
+def test_a_read_that_waits_behind_others_is_stopped_before_it_begins(world: World) -> None:
+    world.fabric.inject(Hang(), Hang(), Hang())
+    for number in range(3):  # all threads of the lane
+        world.read(number, block=number)
+    eventually(lambda: world.fabric.faults_left == 0, "all threads hang")
+    world.read(9, block=5)
+    world.reader.stop(9)
+    world.fabric.release_hung()
+    ends = {result.read.id: result for result in (world.results.get(timeout=30) for _ in range(4))}
+    assert ends[9].stopped and all(ends[number].ok for number in range(3))
+    assert world.landing.block(5) == bytes(SIZE)
+
+
+def test_a_read_whose_last_batch_was_under_way_lands_although_it_is_stopped(world: World) -> None:
+    world.fabric.inject(Hang())
+    world.read(1)
+    eventually(lambda: world.fabric.faults_left == 0, "its batch hangs")
+    world.reader.stop(1)
+    world.fabric.release_hung()
+    result = world.results.get(timeout=30)
+    assert result.ok and not result.stopped
+
+
+def test_to_stop_a_read_that_has_ended_changes_nothing(world: World) -> None:
+    world.read(1)
+    assert world.results.get(timeout=30).ok
+    world.reader.stop(1)
+    world.read(1)
+    assert world.results.get(timeout=30).ok
 
 
 def test_a_fence_of_an_engine_that_was_never_made(world: World) -> None:

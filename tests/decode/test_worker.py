@@ -12,7 +12,7 @@ from tests.workers.source import Geometry
 def test_a_refused_load_is_reported_at_once_and_once() -> None:
     side = DecodeSide(Geometry(), MemoryFabric().factory())
     try:
-        side.worker.step(DecodeStep(refused=[RefusedLoad("r", (4, 5), "no answer")]))
+        side.worker.step(DecodeStep(refused=[RefusedLoad("r", (4, 5), "no_answer", "no answer")]))
         assert side.worker.take_ended() == [LoadEnd("r", False, (4, 5))]
         assert side.worker.take_ended() == []
         # Nothing was moved, so there is nothing to report of a transfer.

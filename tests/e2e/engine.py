@@ -10,6 +10,7 @@ import json
 import os
 import select
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -33,7 +34,11 @@ class Server:
         """The connector's worker side, or None on a plain engine."""
         from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
 
-        return get_kv_transfer_group()._worker if has_kv_transfer_group() else None
+        if has_kv_transfer_group():
+            return get_kv_transfer_group()._worker
+        # A worker that holds its connector itself.
+        connector = getattr(self.llm.llm_engine.model_executor.driver_worker.worker, "_connector", None)
+        return connector._worker if connector is not None else None
 
     def _prompts(self, prompts: list[Any]) -> list[Any]:
         return [{"prompt_token_ids": p} if isinstance(p, list) else p for p in prompts]
@@ -75,16 +80,37 @@ class Server:
         }
 
     def status(self) -> dict[str, Any]:
-        side = self.side()
-        worker = side._worker
-        with worker._lock:
-            status = worker._status()
-        return {"held": status.held, "reports": [r.outcome for r in status.reports], "address": _address(worker)}
+        worker = self.side()._worker
+        reports = [r.outcome for r in worker.log.recent()]
+        return {"held": self.held(), "reports": reports, "address": _address(worker)}
+
+    def held(self) -> dict[str, int]:
+        """What the connector's two roles hold, worker and scheduler."""
+        holders = [self.side()._worker]
+        connector = self.scheduler().connector
+        if hasattr(connector._scheduler._scheduler, "_protocol"):  # a decode side's scheduler admits requests
+            holders.append(connector._scheduler._scheduler)
+        counts: Counter[str] = Counter()
+        for holder in holders:
+            with holder._lock:
+                counts.update(holder._protocol.held())
+        return dict(counts)
+
+    def scheduler(self) -> Any:
+        """vLLM's own."""
+        return self.llm.llm_engine.engine_core.engine_core.scheduler
 
     def reports(self) -> dict[str, Any]:
         import msgspec
 
         return {"reports": [msgspec.to_builtins(r) for r in self.side()._worker.log.recent()]}
+
+    def facts(self) -> dict[str, Any]:
+        """What this prefill rank says of itself in a pairing, and where it can be asked."""
+        import msgspec
+
+        worker = self.side()._worker
+        return {"facts": msgspec.to_builtins(worker._facts), "address": _address(worker)}
 
     def source(self, path: str) -> dict[str, Any]:
         """The prefill side's cache in natural order: float32 ``[layers, 2 (K, V), blocks, heads, tokens, dim]``."""
@@ -110,11 +136,18 @@ class Server:
         """Every pool's pages: uint8 ``[chips, pools, banks, slots, pitch]``."""
         pools = self.pools()
         layout = pools.layout
-        np.save(
-            path,
-            np.stack([np.stack([pools.pages(c, p) for p in range(layout.pools)]) for c in range(layout.chips)]),
-        )
+        pages = getattr(pools, "pages", None) or self._device_pages
+        np.save(path, np.stack([np.stack([pages(c, p) for p in range(layout.pools)]) for c in range(layout.chips)]))
         return {}
+
+    def _device_pages(self, chip: int, pool: int) -> Any:
+        """A pool's pages read from a device whose banks are not host memory: uint8 ``[banks, slots, pitch]``."""
+        pools = self.pools()
+        layout = pools.layout
+        slots = layout.rule.slots(layout.pool_pages(pools.num_blocks))
+        address = pools.buffer_addresses[pool]
+        banks = [pools.device.read(chip, bank, address, slots * layout.page_pitch) for bank in range(layout.banks)]
+        return np.stack(banks).reshape(layout.banks, slots, layout.page_pitch)
 
     def prefill_only(self, prompt: Any, params: dict[str, Any]) -> dict[str, Any]:
         """Prefills one request and says which blocks of this side's cache hold it."""
@@ -229,6 +262,10 @@ class Server:
 
     def side_model(self) -> Any:
         return self.llm.llm_engine.model_executor.driver_worker.worker.model_runner.model
+
+    def scheduler_number(self, attribute: str) -> dict[str, Any]:
+        """A number that this engine's scheduler keeps."""
+        return {"value": getattr(self.scheduler(), attribute)}
 
     def reset_prefix_cache(self) -> dict[str, Any]:
         return {"ok": bool(self.llm.reset_prefix_cache())}

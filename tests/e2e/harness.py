@@ -37,8 +37,8 @@ class Engine:
 
     def __init__(self, options: dict[str, Any], log: Path, environment: dict[str, str] | None = None) -> None:
         self.log = log
-        self._options = {**OPTIONS, **options}
-        self._environment = {**os.environ, **ENVIRONMENT, **(environment or {})}
+        self.options = {**OPTIONS, **options}
+        self.environment = {**os.environ, **ENVIRONMENT, **(environment or {})}
         self._buffer = b""
 
     def start(self) -> Engine:
@@ -46,12 +46,12 @@ class Engine:
         reading, writing = os.pipe()
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "tests.e2e.engine", json.dumps(self._options), str(writing)],
+                [sys.executable, "-m", "tests.e2e.engine", json.dumps(self.options), str(writing)],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 pass_fds=[writing],
-                env=self._environment,
+                env=self.environment,
                 cwd=Path(__file__).parents[2],
             )
         os.close(writing)

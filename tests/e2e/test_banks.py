@@ -66,6 +66,7 @@ def expected(
         ("bf16", {"pool": "per_layer", "chips": 2}),
         ("bfp8", {"pool": "cross_layer", "chips": 4, "device": "blackhole-p100"}),
         ("bfp8", {"pool": "per_layer", "device": "wormhole-n150"}),
+        ("bfp8", {"pool": "per_layer", "landing": {"path": "bounce", "placement": "staged"}}),
     ],
 )
 def test_landed_bytes_are_the_oracles(

@@ -248,7 +248,13 @@ def test_metrics_count_what_was_moved(up: Deployment) -> None:
     # fp32 pages of this model: U = 4 layers x 4 heads x 2 x 2 tiles = 64 pages on 8 banks, K and V.
     assert 2 * 8 * 3 <= decode["hawk_segments_total"] <= 2 * 8 * blocks
     assert decode["hawk_pull_seconds_count"] == prefill["hawk_pack_seconds_count"] == 3
-    gauges = [f"hawk_{name}" for name in ("leases", "regions", "quarantined", "waiting")]
+    assert decode["hawk_handover_seconds_count"] == decode["hawk_segment_bytes_count"] == 3
+    assert decode["hawk_handover_seconds_sum"] >= decode["hawk_pull_seconds_sum"] > 0
+    # All of each prompt came from prefill; vLLM computes the last token again, to have its logits.
+    assert decode["hawk_external_tokens_total"] == tokens
+    assert metrics(up.decode)["hawk_ready"] == metrics(up.prefill)["hawk_ready"] == 1
+    gauges = [f"hawk_{name}" for name in ("leases", "regions", "quarantined", "quarantined_bytes", "waiting")]
+    gauges_of = {up.prefill: {*gauges[:2], gauges[-1]}, up.decode: set(gauges[2:])}
     for url in (up.prefill, up.decode):
 
         def held(url: str = url) -> dict[str, float]:
@@ -257,7 +263,25 @@ def test_metrics_count_what_was_moved(up: Deployment) -> None:
 
         eventually(lambda held=held: not any(held().values()), f"{url} holds nothing", 60)
         # Each side has the gauges that it can fill.
-        assert held().keys() == set(gauges if url == up.prefill else gauges[2:])
+        assert {name for name in held() if name in gauges} == gauges_of[url]
+
+
+def test_hawk_status_shows_a_live_transfer(up: Deployment) -> None:
+    sent = complete(up.prefill, PROMPTS[0], max_tokens=1, kv_transfer_params={"do_remote_decode": True})
+    transfer = sent["kv_transfer_params"]["hawk"]["transfer"]
+    sides = [side.hawk for side in (up.config.prefill, up.config.decode)]
+    addresses = [f"127.0.0.1:{hawk['side_channel_port']}" for hawk in sides]
+    command = [sys.executable, "-m", "hawk_connector.cli.main", "status", *addresses]
+    done = subprocess.run([*command, "--json"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    prefill, decode = (each["status"] for each in json.loads(done.stdout))
+    (seen,) = [each for each in prefill["transfers"] if each["transfer"] == transfer]
+    assert (seen["phase"], seen["waits_for"]) == ("offered", "a decode side's Pull")
+    assert seen["request"].startswith(sent["id"])
+    assert [(peer["peer"], peer["state"]) for peer in decode["pairings"]] == [(addresses[0], "paired")]
+    done = subprocess.run([*command, "--ready"], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "".join(f"{address}: ready\n" for address in addresses))
+    complete(up.decode, PROMPTS[0], kv_transfer_params=sent["kv_transfer_params"])  # and so it does not wait
 
 
 @pytest.mark.parametrize(

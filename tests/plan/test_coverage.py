@@ -23,6 +23,8 @@ from hawk_connector.plan.segments import PoolPlacement, Segments, pool_segments,
 from tests.layout.pools import KINDS, pool_of
 from tests.oracle.scalar import PAGE_BYTES, Tensor, heads_of_chip
 
+pytestmark = pytest.mark.slow
+
 POOL_BLOCKS = 12
 BASES = (0, 0x40000000)
 
@@ -212,9 +214,7 @@ def test_all_tensor_parallelisms(channels: Any, kv_heads: int, ranks: int, chips
 @pytest.mark.parametrize("rows", [1, 80])
 def test_llama_70b_in_nd_shards(rows: int) -> None:
     """A shard for each layer: a read a layer, as 80 layers are dealt out to 8 banks; or the whole depth in one bank."""
-    layout = KVPoolLayout(
-        "cross_layer", 80, 4, 2, 64, 128, "bfp8", 8, 64, channels="nd_sharded", shard_rows=rows
-    )
+    layout = KVPoolLayout("cross_layer", 80, 4, 2, 64, 128, "bfp8", 8, 64, channels="nd_sharded", shard_rows=rows)
     case = Case(layout, 8, 4, (5, 2, 9), 3)
     (_, first), *_ = parcels(case)
     if rows == 80:

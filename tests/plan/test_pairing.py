@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections import Counter
 from typing import Any
 
@@ -219,3 +220,15 @@ def test_facts_from_the_wire_are_bounded(field: str, value: int) -> None:
     assert msgspec.convert(good, PrefillFacts) == PREFILL
     with pytest.raises(msgspec.ValidationError, match=field):
         msgspec.convert(good | {field: value}, PrefillFacts)
+
+
+def test_counts_that_no_deployment_has_are_refused_before_anything_is_made_of_them() -> None:
+    """A peer that says 65,536 chips must not have us build their tables: that takes seconds, for each Hello."""
+    tracemalloc.start()
+    try:
+        assert list(refused(decode=changed(DECODE, layout__chips=1 << 16, layout__heads=1))) == ["chips"]
+        assert "tensor_parallel_size" in refused(prefill=changed(PREFILL, ranks=1 << 16))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 1 << 20

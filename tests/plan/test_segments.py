@@ -116,17 +116,20 @@ def test_a_rank_with_some_of_the_heads(layout: KVPoolLayout, ids: list[int], dat
 
 @given(layouts, scattered.filter(lambda ids: len(ids) > 1), st.data())
 @settings(max_examples=100, deadline=None)
-def test_skipped_blocks_leave_the_others_reads(layout: KVPoolLayout, ids: list[int], data: st.DataObject) -> None:
+def test_blocks_left_out_at_either_end_leave_the_others_reads(
+    layout: KVPoolLayout, ids: list[int], data: st.DataObject
+) -> None:
     skip = data.draw(st.integers(0, len(ids)))
+    end = data.draw(st.integers(skip, len(ids)))
     placement, _ = laid_out(layout)
     plan = whole(layout, len(ids))
-    found = pool_segments(plan, REGION, [-1] * skip + ids[skip:], placement, skip)
-    units = (len(ids) - skip) * layout.pools * layout.chips
+    found = pool_segments(plan, REGION, [-1] * skip + ids[skip:end], placement, skip)
+    units = (end - skip) * layout.pools * layout.chips
     assert found.nbytes == units * layout.unit_bytes
     page = {(r, x) for _, r, x in _pages(pool_segments(plan, REGION, ids, placement), layout.page_pitch)}
     assert {(r, x) for _, r, x in _pages(found, layout.page_pitch)} <= page
-    if skip < len(ids):
-        alone = pool_segments(whole(layout, len(ids) - skip), REGION, ids[skip:], placement)
+    if skip < end:
+        alone = pool_segments(whole(layout, end - skip), REGION, ids[skip:end], placement)
         landed = [x for _, _, x in _pages(found, layout.page_pitch)]
         assert sorted(landed) == sorted(x for _, _, x in _pages(alone, layout.page_pitch))
 
@@ -244,10 +247,11 @@ def test_block_ids_must_lie_in_the_pool(ids: list[int], range_: str) -> None:
         segments_of(llama_70b("cross_layer"), ids)
 
 
-def test_every_block_of_a_parcel_needs_an_id() -> None:
+@pytest.mark.parametrize(("ids", "skip"), [([1, 2, 3], 0), ([1], 2)])
+def test_more_blocks_than_a_parcel_has_or_fewer_than_are_skipped_are_refused(ids: list[int], skip: int) -> None:
     layout = llama_70b("cross_layer")
-    with pytest.raises(ValueError, match="the parcel has 2 blocks; got 3 block ids"):
-        pool_segments(whole(layout, 2), REGION, [1, 2, 3], laid_out(layout)[0])
+    with pytest.raises(ValueError, match=f"the parcel has 2 blocks, {skip} of them skipped; got {len(ids)} block ids"):
+        pool_segments(whole(layout, 2), REGION, ids, laid_out(layout)[0], skip)
 
 
 def test_segments_come_in_threes() -> None:

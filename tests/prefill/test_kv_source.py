@@ -133,9 +133,7 @@ def test_cpu_blocks_that_are_no_whole_vectors_are_refused(block_size: int) -> No
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("block_size", [16, 32, 48, 64])
 @pytest.mark.parametrize("head_dim", [32, 64, 80, 128])
-def test_a_cpu_cache_is_read_where_vllm_writes_it_with_vec(
-    dtype: torch.dtype, block_size: int, head_dim: int
-) -> None:
+def test_a_cpu_cache_is_read_where_vllm_writes_it_with_vec(dtype: torch.dtype, block_size: int, head_dim: int) -> None:
     """On this processor: with AMX, vLLM packs bf16 in another order, and the cache must be refused."""
     from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
 

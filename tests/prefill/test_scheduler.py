@@ -111,3 +111,45 @@ def test_before_the_workers_are_known_nothing_is_offered() -> None:
     made = PrefillScheduler("engine")
     made.allocated("r", WANTED, DIGEST, 64, [7])
     assert made.finished("r", ended_well=True) == (False, None)
+
+
+def test_several_answers_to_one_request_share_one_transfer() -> None:
+    """vLLM names the n answers 0_X, 1_X ..; the client gets the parameters of whichever ends last."""
+    made = scheduler()
+    names = [f"{n}_cmpl-7" for n in range(3)]
+    for name in names:
+        made.allocated(name, WANTED, DIGEST, 64, [7])
+    step = made.build_step([(name, [7], 64) for name in names], [], [])
+    assert step.begun == [BeginTransfer("0_cmpl-7", f"{0:032x}", DIGEST, 64)]
+    assert step.progress == [RequestProgress("0_cmpl-7", 64, (7,))]
+    answers = [made.finished(name, ended_well=True) for name in names]
+    assert [keep for keep, _ in answers] == [True, False, False]  # the others' blocks are vLLM's at once
+    transfers = [parsed.transfer for _, params in answers if (parsed := parse_params(params)) is not None]
+    assert transfers == [f"{0:032x}"] * 3
+    step = made.build_step([], [], [])
+    assert (step.finished, step.abandoned) == (["0_cmpl-7"], [])
+    made.released(["0_cmpl-7"])
+    assert not made.holds_blocks
+    # They are gone: the same names again are another request.
+    made.allocated("1_cmpl-7", WANTED, DIGEST, 64, [7])
+    assert made.build_step([], [], []).begun == [BeginTransfer("1_cmpl-7", f"{1:032x}", DIGEST, 64)]
+
+
+def test_an_answer_that_follows_says_nothing_of_its_own_and_gives_no_parameters_when_aborted() -> None:
+    made = scheduler()
+    for name in ("0_r", "1_r"):
+        made.allocated(name, WANTED, DIGEST, 64, [7])
+    made.build_step([("0_r", [7], 64), ("1_r", [8], 32)], [], [])
+    assert made.build_step([], [], ["1_r"]) == PrefillStep()
+    assert made.finished("1_r", ended_well=False) == (False, None)
+    keep, params = made.finished("0_r", ended_well=True)
+    assert keep and params is not None
+
+
+@pytest.mark.parametrize("others", [("0_s", DIGEST), ("1_r", "e" * 64), ("r", DIGEST), ("x_r", DIGEST)])
+def test_what_is_no_answer_to_the_same_request_has_its_own_transfer(others: tuple[str, str]) -> None:
+    made = scheduler()
+    name, digest = others
+    made.allocated("0_r", WANTED, DIGEST, 64, [7])
+    made.allocated(name, WANTED, digest, 64, [8])
+    assert len(made.build_step([], [], []).begun) == 2

@@ -1,66 +1,85 @@
-"""A prefill instance: vLLM's scheduler and blocks in small, and a PrefillProtocol on each rank."""
+"""A prefill instance: vLLM's scheduler, blocks and prefix cache in small, and a PrefillProtocol on each rank."""
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from hawk_connector.errors import ProtocolError
 from hawk_connector.protocol.messages import (
     Abort,
-    Accepted,
-    Claimed,
     Done,
+    ForeignHello,
     Hello,
+    Message,
     Pull,
     Renew,
     decode_message,
     encode,
+    foreign_hello,
 )
 from hawk_connector.protocol.prefill import PrefillProtocol
-from hawk_connector.protocol.prefill_actions import Ended, Pack, PrefillLimits, ReleaseBlocks, Send
-from hawk_connector.protocol.ticket import HAWK_KEY, RankAddress
-from hawk_connector.protocol.transfer import ParcelState
-from tests.protocol.world import BLOCK, BUFFER_ADDRESS, World, kv_bytes, prefill_facts, require
+from hawk_connector.protocol.prefill_actions import Ended, Hash, Pack, PrefillLimits, ReleaseBlocks, Send
+from hawk_connector.protocol.ticket import HAWK_KEY
+from tests.protocol.simulated_blocks import BlockPool
+from tests.protocol.simulated_network import Network, Server
+from tests.protocol.simulated_process import Process
+from tests.protocol.simulation_prefill_rules import PrefillWatch
+from tests.protocol.world import BLOCK, BUFFER_ADDRESS, Session, Text, World, digest_of, kv_bytes, prefill_facts
+
+_FROM_DECODE = (Hello, Pull, Renew, Done, Abort)
+_TICK_S = 0.5
 
 
-@dataclass
+@dataclass(eq=False)
 class Prompt:
     """One request on the prefill side.  ``run`` rises whenever vLLM takes its blocks away."""
 
     transfer: str
-    digest: str
-    tokens: int
+    text: Text
     table: list[int] = field(default_factory=list)
     run: int = 0
-    held: bool = False  # finished or abandoned, blocks kept for HAWK
+    hits: int = 0  # blocks from the prefix cache
+    computed: int = 0
+    ended_at: float | None = None  # finished or abandoned; the blocks are kept for HAWK
+    lost: bool = False  # with the process that computed it
     unreleased: set[int] = field(default_factory=set)
 
-    def content(self, block: int) -> str:
-        """What the finished block's KV must be."""
-        return f"{self.transfer}/{block}/{min(BLOCK, self.tokens - block * BLOCK)}"
 
-
-@dataclass
+@dataclass(eq=False)
 class Rank:
     index: int
     address: str
     protocol: PrefillProtocol
-    server: Any
+    watch: PrefillWatch
     buffer: bytearray
+    memory: list[str]  # what is in each of vLLM's blocks on this rank
+    tables: dict[str, tuple[int, ...]] = field(default_factory=dict)  # blocks of each transfer, as last heard of
+    lag: float = 0.0  # how far it may be behind the scheduler; each rank is a process of its own
+    caught_up_at: float = 0.0
+    steps: deque[Callable[[Rank], object]] = field(default_factory=deque)
+    server: Server | None = None
     packs: deque[Pack] = field(default_factory=deque)
-    packing: bool = False
-    out: dict[int, Pack] = field(default_factory=dict)
-    claims: dict[str, tuple[str, str]] = field(default_factory=dict)
-    ended: set[str] = field(default_factory=set)
+    packing: Pack | None = None
 
 
-class SimulatedPrefill:
+@dataclass(frozen=True)
+class PrefillFaults:
+    """Chances: of a pack to fail; of a step to preempt a prompt."""
+
+    pack: float = 0.0
+    preempt: float = 0.0
+
+
+class SimulatedPrefill(Process):
     """``ranks`` side channels at ``prefill-<index>:<1 + rank>``; dies and comes back as another epoch."""
 
     def __init__(
         self,
         world: World,
+        network: Network,
         index: int,
         *,
         heads: int,
@@ -68,209 +87,327 @@ class SimulatedPrefill:
         buffer_bytes: int,
         blocks: int,
         limits: PrefillLimits,
-        pack_failures: float,
-        preemptions: float,
+        faults: PrefillFaults,
+        skew: float = 0.0,
     ) -> None:
-        self.world = world
-        self.index = index
+        super().__init__(world, f"prefill-{index}", skew)
+        self.network = network
         self.heads, self.ranks_count, self.buffer_bytes = heads, ranks, buffer_bytes
-        self.blocks, self.limits = blocks, limits
-        self.pack_failures, self.preemptions = pack_failures, preemptions
-        self.life = 0
-        self.up = False
+        self.blocks, self.limits, self.faults = blocks, limits, faults
+        self.addresses = [f"{self.name}:{1 + r}" for r in range(ranks)]
         self.ranks: list[Rank] = []
         self.prompts: dict[str, Prompt] = {}
-        world.ends.append(self)
-        self.start()
 
     # --- the process
 
     def start(self) -> None:
         world = self.world
-        self.life += 1
-        self.up = True
-        self.memory = [f"junk {self.life}"] * self.blocks
-        self.free = list(range(self.blocks))
+        self.born()
+        self.writes = 0
+        self.pool = BlockPool(self.blocks, world.rng, self._wiped)
         self.prompts = {}
         self.ranks = []
-        for r in range(self.ranks_count):
-            address = f"prefill-{self.index}:{1 + r}"
+        for r, address in enumerate(self.addresses):
             facts = prefill_facts(heads=self.heads, ranks=self.ranks_count, rank=r, buffer_bytes=self.buffer_bytes)
             session = f"engine/{address}"  # the same in every life: an address must not be enough
-            protocol = PrefillProtocol(facts, self.limits, world.id(), session, BUFFER_ADDRESS, world.clock)
+            epoch = world.id()
+            protocol = PrefillProtocol(facts, self.limits, epoch, session, BUFFER_ADDRESS, self.clock)
             buffer = bytearray(self.buffer_bytes)
-            world.buffers[session] = buffer
-            self.ranks.append(Rank(r, address, protocol, world.server(address), buffer))
-        self._tick(self.life)
+            world.sessions[session] = Session(buffer, self)
+            watch = PrefillWatch(self, epoch, self.limits, address)
+            rank = Rank(r, address, protocol, watch, buffer, ["never written"] * self.blocks)
+            rank.lag = world.rng.choice([0.0, 0.3]) if r else 0.0
+            self.ranks.append(rank)
+        for rank in self.ranks:
+            # All ranks are there before a message that waited for one of them is answered.
+            rank.server = self.network.serve(rank.address, self._deliver(rank))
+        self._tick()
 
     def stop(self) -> None:
-        self.up = False
+        self.die()
+        for prompt in self.prompts.values():
+            prompt.lost = True
         for rank in self.ranks:
-            rank.server.close()
-            del self.world.buffers[rank.protocol.session]
+            if rank.server is not None:
+                self.network.close(rank.server)
+            del self.world.sessions[rank.protocol.session]
 
-    def _tick(self, life: int) -> None:
-        if life != self.life or not self.up:
-            return
+    def _wiped(self, block: int) -> None:
+        """vLLM writes to the block for somebody else: who, and the how manieth write it was, is in its bytes."""
+        self._write(block, f"{self.name} life {self.life} write")
+
+    def _write(self, block: int, content: str) -> None:
+        """A step writes to the block; where the content is nobody's, the number of the write makes it like no other."""
+        self.writes += 1
+        text = f"{content} {self.writes}" if content.endswith("write") else content
+        self._on_ranks(lambda rank: rank.memory.__setitem__(block, text))
+
+    def _on_ranks(self, step: Callable[[Rank], object]) -> None:
+        """Every rank does the scheduler's steps in order, some later than others."""
+        world = self.world
+        for rank in self.ranks:
+            if rank.lag == 0.0:
+                step(rank)
+                continue
+            rank.caught_up_at = max(rank.caught_up_at, world.now + world.between(0, rank.lag))
+            rank.steps.append(step)  # the oldest first, whatever rounding does to times
+            self.after(rank.caught_up_at - world.now, lambda r=rank: r.steps.popleft()(r))
+
+    def _tick(self) -> None:
         for rank in self.ranks:
             rank.protocol.tick()
             self._dispatch(rank)
-        self.world.after(0.5, lambda: self._tick(life))
+            held = [p.transfer for p in self.prompts.values() if rank.index in p.unreleased]
+            rank.watch.rule_3_everything_held_has_a_deadline(held)
+            rank.watch.rule_10_what_peers_send_is_bounded(rank.protocol.held(), len(rank.protocol.peers()))
+        self.after(_TICK_S, self._tick)
 
-    def receive_all(self) -> None:
-        for rank in self.ranks:
-            while self.up and (received := rank.server.receive()) is not None:
-                message = decode_message(received.payload)
-                assert isinstance(message, (Hello, Pull, Renew, Done, Abort))
-                rank.protocol.receive(received.peer, message)
-                self._dispatch(rank)
+    def _deliver(self, rank: Rank) -> Callable[[str, bytes], None]:
+        return lambda identity, payload: self.soon(lambda: self._receive(rank, identity, payload))
+
+    def _receive(self, rank: Rank, identity: str, payload: bytes) -> None:
+        """As the worker does it: what is no message of a decode side costs that message only."""
+        try:
+            message: Message | ForeignHello = decode_message(payload, _FROM_DECODE)
+        except ProtocolError:
+            foreign = foreign_hello(payload)
+            if foreign is None:
+                self.world.covered["malformed message", ""] += 1
+                return
+            message = foreign
+        typed = isinstance(message, (Hello, ForeignHello, Pull, Renew, Done, Abort))
+        self.world.require(10, typed and len(payload) <= 1 << 20, lambda: f"{self.name}: took {message}")
+        self.world.say(rank.address, "hears", message)
+        rank.watch.heard(message)
+        rank.protocol.receive(identity, message)  # type: ignore[arg-type]
+        if isinstance(message, Pull):
+            transfer = rank.protocol._transfers.get(message.transfer)
+            if transfer is not None and message.deliver:
+                rank.watch.skipped(transfer.id, transfer.parcel_blocks, message.first_block)
+        self._dispatch(rank)
+        rank.watch.answered()
 
     # --- vLLM
 
-    def submit(self, prompt: Prompt, done: Any, abandon: bool) -> None:
+    def submit(self, prompt: Prompt, done: Callable[[dict[str, Any]], None], abandon: bool) -> None:
         """Computes a prompt when there are blocks for it; ``done(params)`` is called when it has finished."""
-        need = -(-prompt.tokens // BLOCK)
-        if not self.up or len(self.free) < need:
+        text = prompt.text
+        hits = self.pool.hits(text.cachable) if self.up and not self.paused else []
+        table = self.pool.take(hits, text.blocks - len(hits)) if self.up and not self.paused else None
+        if table is None:
             self.world.after(0.5, lambda: self.submit(prompt, done, abandon))
             return
-        prompt.table = [self.free.pop() for _ in range(need)]
+        prompt.table, prompt.hits, prompt.computed = table, len(hits), len(hits) * BLOCK
         first = prompt.transfer not in self.prompts
         self.prompts[prompt.transfer] = prompt
         if first:
-            self._tell(lambda p: p.begin(prompt.transfer, prompt.digest, prompt.tokens))
-        run, life = prompt.run, self.life
-        self.world.after(self.world.between(0, 0.2), lambda: self._compute(prompt, run, life, 0, done, abandon))
 
-    def _compute(self, prompt: Prompt, run: int, life: int, computed: int, done: Any, abandon: bool) -> None:
-        world = self.world
-        if life != self.life or not self.up or run != prompt.run:
+            def begin(rank: Rank) -> None:
+                rank.watch.begun(prompt.transfer, text)
+                rank.protocol.begin(prompt.transfer, text.digest, text.tokens)
+                self._dispatch(rank)
+
+            self._on_ranks(begin)
+        run = prompt.run
+        self.after(self.world.between(0, 0.2), lambda: self._compute(prompt, run, done, abandon))
+
+    def _compute(self, prompt: Prompt, run: int, done: Callable[[dict[str, Any]], None], abandon: bool) -> None:
+        world, text = self.world, prompt.text
+        if run != prompt.run or prompt.ended_at is not None:
             return
-        if world.chance(self.preemptions):
+        if world.chance(self.faults.preempt):
+            self.note("preempted on prefill", prompt)
             self._tell(lambda p: p.preempted(prompt.transfer))
             prompt.run += 1
-            self._free(prompt)
-            world.after(world.between(0, 0.5), lambda: life == self.life and self.submit(prompt, done, abandon))
+            self.pool.give(prompt.table)
+            self.after(world.between(0, 0.5), lambda: self.submit(prompt, done, abandon))
             return
         if abandon and world.chance(0.3):
-            self._end(prompt, lambda p: p.abandoned(prompt.transfer))
+            self.note("aborted on prefill", prompt)
+            self._end(prompt, finished=False)
             return
-        computed = min(prompt.tokens, computed + world.rng.randint(1, 3 * BLOCK))
+        prompt.computed = min(text.tokens, prompt.computed + world.rng.randint(1, 3 * BLOCK))
         for i, block in enumerate(prompt.table):
-            inside = min(BLOCK, computed - i * BLOCK)
-            if inside > 0:
-                self.memory[block] = f"{prompt.transfer}/{i}/{inside}"
-        self._tell(lambda p: p.computed(prompt.transfer, computed))
-        if computed < prompt.tokens or abandon:
-            world.after(world.between(0, 0.2), lambda: self._compute(prompt, run, life, computed, done, abandon))
-            return
-        self._end(prompt, lambda p: p.finished(prompt.transfer))
-        ranks = [{"address": r.address, "epoch": r.protocol.epoch} for r in self.ranks]
-        entry = {"v": 1, "transfer": prompt.transfer, "tokens": prompt.tokens, "ranks": ranks, "first_token": None}
-        done({"do_remote_prefill": True, HAWK_KEY: entry})
+            inside = min(BLOCK, prompt.computed - i * BLOCK)
+            if inside > 0 and i >= prompt.hits:
+                self._write(block, f"{text.keys[i]}/{inside}")
+                if inside == BLOCK:
+                    self.pool.cache(block, text.keys[i])
+        computed, table = prompt.computed, tuple(prompt.table)
 
-    def _end(self, prompt: Prompt, say: Any) -> None:
-        prompt.held = True
-        prompt.unreleased = {rank.index for rank in self.ranks}
-        for rank in self.ranks:
-            if not say(rank.protocol):
-                self._released(rank, prompt.transfer)
+        def progress(rank: Rank) -> None:
+            rank.tables[prompt.transfer] = table
+            rank.protocol.computed(prompt.transfer, computed)
             self._dispatch(rank)
 
-    def _tell(self, say: Any) -> None:
-        for rank in self.ranks:
+        self._on_ranks(progress)
+        if prompt.computed < text.tokens or abandon:
+            self.after(world.between(0, 0.2), lambda: self._compute(prompt, run, done, abandon))
+            return
+        self._end(prompt, finished=True)
+        ranks = [{"address": r.address, "epoch": r.protocol.epoch} for r in self.ranks]
+        entry = {"v": 1, "transfer": prompt.transfer, "tokens": text.tokens, "ranks": ranks, "first_token": None}
+        done({"do_remote_prefill": True, HAWK_KEY: entry})
+
+    def drain(self, drained: Callable[[], None]) -> None:
+        """No new transfer is offered; ``drained`` is called when nothing is owed any more."""
+
+        def drain(rank: Rank) -> None:
+            rank.watch.draining = True
+            rank.protocol.drain()
+
+        self._on_ranks(drain)
+        self._when_drained(drained)
+
+    def _when_drained(self, drained: Callable[[], None]) -> None:
+        if any(any(rank.protocol.held().values()) for rank in self.ranks):
+            self.after(0.5, lambda: self._when_drained(drained))
+        else:
+            drained()
+
+    def reset(self) -> None:
+        """vLLM's prefix cache is reset, as for new weights."""
+        if not self.up or self.paused:
+            return
+        self.pool.reset()
+
+        def reset(rank: Rank) -> None:
+            rank.watch.reset()
+            rank.protocol.reset()
+            self._dispatch(rank)
+
+        self._on_ranks(reset)
+
+    def _end(self, prompt: Prompt, *, finished: bool) -> None:
+        prompt.ended_at = self.clock()
+        prompt.unreleased = {rank.index for rank in self.ranks}
+
+        def end(rank: Rank) -> None:
+            tell = rank.protocol.finished if finished else rank.protocol.abandoned
+            if not tell(prompt.transfer):
+                self._released(rank, prompt.transfer)  # it was never taken, or has ended
+            elif finished:
+                rank.watch.finished(prompt.transfer)
+            self._dispatch(rank)
+
+        self._on_ranks(end)
+
+    def _tell(self, say: Callable[[PrefillProtocol], object]) -> None:
+        def step(rank: Rank) -> None:
             say(rank.protocol)
             self._dispatch(rank)
 
+        self._on_ranks(step)
+
     def _released(self, rank: Rank, transfer: str) -> None:
-        prompt = self.prompts[transfer]
-        require(prompt.held, f"blocks of {transfer} given back before the request has ended")
-        require(rank.index in prompt.unreleased, f"blocks of {transfer} given back twice")
-        out = [p for p in rank.out.values() if p.transfer == transfer]
-        require(not out, f"blocks of {transfer} given back while packs {out} read them")
+        prompt, require = self.prompts[transfer], self.world.require
+        require(1, prompt.ended_at is not None, lambda: f"blocks of {transfer} given back before the request has ended")
+        require(1, rank.index in prompt.unreleased, lambda: f"blocks of {transfer} given back twice")
+        rank.watch.rule_1_blocks_are_given_back_when_no_pack_reads_them(transfer)
         prompt.unreleased.discard(rank.index)
         if not prompt.unreleased:
-            self._free(prompt)
-
-    def _free(self, prompt: Prompt) -> None:
-        """vLLM writes to blocks that it has back at once."""
-        for block in prompt.table:
-            self.memory[block] = f"junk {self.world.rng.random()}"
-        self.free += prompt.table
-        self.world.rng.shuffle(self.free)
+            self.pool.give(prompt.table)
 
     # --- the packer: one pack at a time, in order
 
     def _dispatch(self, rank: Rank) -> None:
         for action in rank.protocol.take_actions():
             if isinstance(action, Send):
-                self._watch(rank, action)
-                rank.server.send(action.identity, encode(action.message))
+                self.world.say(rank.address, "says ", action.message)
+                rank.watch.said(action.message, rank.buffer, lambda t, i, n, r=rank: self._expected(r, t, i, n))
+                if rank.server is not None:
+                    self.network.reply(rank.server, action.identity, encode(action.message))
             elif isinstance(action, Pack):
-                self._watch_region(rank, action)
-                rank.out[action.job] = action
+                rank.watch.packing(action, self.buffer_bytes)
                 rank.packs.append(action)
+            elif isinstance(action, Hash):
+                self.after(self.world.between(0, 0.2), lambda a=action: self._hash(rank, a))
             elif isinstance(action, ReleaseBlocks):
                 self._released(rank, action.transfer)
-            else:
-                assert isinstance(action, Ended)
-                require(action.transfer not in rank.ended, f"{action.transfer} ended twice")
-                rank.ended.add(action.transfer)
-        self._pack_next(rank)
+            elif isinstance(action, Ended):
+                rank.watch.ended(action.transfer)
+        if rank.packing is None and rank.packs:
+            self._pack(rank, rank.packs.popleft())
 
-    def _pack_next(self, rank: Rank) -> None:
-        if rank.packing or not rank.packs:
-            return
-        rank.packing = True
-        job, life = rank.packs.popleft(), self.life
-        table = list(self.prompts[job.transfer].table)
+    def _pack(self, rank: Rank, job: Pack) -> None:
+        rank.packing = job
+        table = rank.tables[job.transfer]
         half = job.plan.blocks // 2
         self._copy(rank, job, table, range(half))
-        duration = self.world.between(0, 0.3)
 
         def end() -> None:
-            if life != self.life or not self.up:
-                return
             self._copy(rank, job, table, range(half, job.plan.blocks))
-            rank.packing = False
-            del rank.out[job.job]
-            rank.protocol.packed(job.job, not self.world.chance(self.pack_failures))
+            rank.packing = None
+            ok = not self.world.chance(self.faults.pack)
+            if not ok:
+                self.note("pack fails", self.prompts[job.transfer])
+            rank.watch.packed(job.job)
+            rank.protocol.packed(job.job, ok)
             self._dispatch(rank)
 
-        self.world.after(duration, end)
+        self.after(self.world.between(0, 0.3), end)
 
-    def _copy(self, rank: Rank, job: Pack, table: list[int], blocks: range) -> None:
+    def _hash(self, rank: Rank, job: Hash) -> None:
+        each = job.plan.nbytes // job.plan.blocks
+        wanted = rank.buffer[job.region + job.skip_blocks * each : job.region + job.plan.nbytes]
+        rank.protocol.hashed(job.job, None if self.world.chance(self.faults.pack / 4) else digest_of(bytes(wanted)))
+        self._dispatch(rank)
+
+    def _copy(self, rank: Rank, job: Pack, table: tuple[int, ...], blocks: range) -> None:
         each = job.plan.nbytes // job.plan.blocks
         for j in blocks:
-            content = self.memory[table[job.first_block + j]]
+            content = rank.memory[table[job.first_block + j]]
             start = job.region + j * each
             rank.buffer[start : start + each] = kv_bytes(f"{content}/{rank.index}", each)
 
-    # --- invariants
+    def _expected(self, rank: Rank, text: Text, parcel: int, nbytes: int) -> bytes | None:
+        """The parcel's bytes as the prompt's tokens make them."""
+        transfer = next(t for t, known in rank.watch.texts.items() if known is text)
+        cut = rank.protocol._transfers[transfer].parcel_blocks
+        blocks = range(parcel * cut, min((parcel + 1) * cut, text.blocks))
+        each = nbytes // len(blocks)
+        return b"".join(kv_bytes(f"{text.content(i)}/{rank.index}", each) for i in blocks)
 
-    def _watch(self, rank: Rank, action: Send) -> None:
-        message = action.message
-        if isinstance(message, (Claimed, Accepted)):
-            claim = (message.to, message.claim)
-            first = rank.claims.setdefault(message.transfer, claim)
-            require(first == claim, f"{message.transfer} is claimed by {first} and by {claim}")
+    # --- what a fault hits
 
-    def _watch_region(self, rank: Rank, job: Pack) -> None:
-        size = job.plan.nbytes
-        require(job.region >= 0 and job.region + size <= self.buffer_bytes, f"{job} lies outside the send buffer")
-        taken = [(p.region, p.plan.nbytes) for p in rank.out.values()]
-        for transfer in rank.protocol._transfers.values():
-            offered = [p for p in transfer.parcels if p.state is ParcelState.OFFERED]
-            taken += [(p.region, p.nbytes) for p in offered if p.region is not None]
-        for start, length in taken:
-            apart = job.region + size <= start or start + length <= job.region
-            require(apart, f"region {job.region} of {job.transfer} is held by another parcel")
+    def note(self, fault: str, prompt: Prompt) -> None:
+        self.world.covered[fault, self.phase(prompt)] += 1
+        self.world.say(self.name, f"{fault}: {prompt.transfer} ({self.phase(prompt)})")
 
-    def addresses(self) -> list[RankAddress]:
-        return [RankAddress(rank.address, rank.protocol.epoch) for rank in self.ranks]
+    def phase(self, prompt: Prompt) -> str:
+        ranks = self.ranks
+        if any(r.packing is not None and r.packing.transfer == prompt.transfer for r in ranks):
+            return "packing"
+        if any(pack.transfer == prompt.transfer for r in ranks for pack in r.packs):
+            return "queued to be packed"
+        if prompt.ended_at is None:
+            return "computing"
+        if prompt.unreleased:
+            return "queued for buffer"
+        if all(prompt.transfer in r.watch.ended_at for r in ranks):
+            return "ended"
+        return "claimed" if any(prompt.transfer in r.watch.claims for r in ranks) else "offered"
+
+    def live(self) -> list[str]:
+        """The phases of all transfers that have not ended."""
+        phases = [self.phase(prompt) for prompt in self.prompts.values()]
+        return [phase for phase in phases if phase != "ended"]
+
+    # --- the end
+
+    def idle(self) -> bool:
+        return (
+            all(not any(rank.protocol.held().values()) for rank in self.ranks)
+            and not any(p.unreleased or p.ended_at is None for p in self.prompts.values())
+            and self.pool.free == self.blocks
+        )
 
     def require_idle(self) -> None:
+        require = self.world.require
         for rank in self.ranks:
-            require(not any(rank.protocol.held().values()), f"{rank.address} still holds {rank.protocol.held()}")
-        held = [p.transfer for p in self.prompts.values() if p.unreleased]
-        require(not held, f"prefill-{self.index}: blocks of {held} were never given back")
-        require(len(self.free) == self.blocks, f"prefill-{self.index}: {self.blocks - len(self.free)} blocks are lost")
+            held = rank.protocol.held()
+            require(5, not any(held.values()), f"{rank.address} still holds {held}")
+        kept = [p.transfer for p in self.prompts.values() if p.unreleased]
+        require(5, not kept, lambda: f"{self.name}: blocks of {kept} were never given back")
+        lost = self.blocks - self.pool.free
+        require(5, lost == 0, lambda: f"{self.name}: {lost} blocks are lost")

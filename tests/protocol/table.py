@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 from hawk_connector.plan.pairing import DecodeFacts
 from hawk_connector.protocol.admission import AdmissionLimits, AdmissionProtocol, Verdict
 from hawk_connector.protocol.decode import DecodeProtocol
-from hawk_connector.protocol.decode_actions import DecodeLimits, Disconnect, Fence, Read, Report, SendTo
+from hawk_connector.protocol.decode_actions import DecodeLimits, Disconnect, Fence, Read, Report, SendTo, StopRead
 from hawk_connector.protocol.link import LinkLimits
 from hawk_connector.protocol.messages import decode_message, encode
 from hawk_connector.protocol.prefill import PrefillProtocol
-from hawk_connector.protocol.prefill_actions import Ended, Pack, PrefillLimits, ReleaseBlocks, Send
+from hawk_connector.protocol.prefill_actions import Ended, Hash, Pack, PrefillLimits, ReleaseBlocks, Send
 from hawk_connector.protocol.ticket import RankAddress, Ticket
 from tests.protocol.world import BLOCK, LIMITS, decode_facts, prefill_facts, prefill_protocol
 
@@ -56,10 +57,12 @@ class Table:
         self.lose: Callable[[Any], bool] = lambda message: False
         self.sent: list[Any] = []
         self.packs: list[Pack] = []
+        self.hashes: list[Hash] = []
         self.released: list[str] = []
         self.ended: list[Ended] = []
         self.reads: list[Read] = []
         self.fences: list[Fence] = []
+        self.stops: list[StopRead] = []
         self.reports: list[Report] = []
         self.disconnects: list[str] = []
 
@@ -83,6 +86,8 @@ class Table:
                 self.reads.append(action)
             elif isinstance(action, Fence):
                 self.fences.append(action)
+            elif isinstance(action, StopRead):
+                self.stops.append(action)
             elif isinstance(action, Disconnect):
                 self.disconnects.append(action.address)
             else:
@@ -99,6 +104,8 @@ class Table:
                 self._to_decode(done)
             elif isinstance(done, Pack):
                 self.packs.append(done)
+            elif isinstance(done, Hash):
+                self.hashes.append(done)
             elif isinstance(done, ReleaseBlocks):
                 self.released.append(done.transfer)
             else:
@@ -175,5 +182,7 @@ class Table:
 
     def held(self) -> dict[str, int]:
         """What anybody holds that is not nothing."""
-        both = {**self.prefill.held(), **self.worker.held(), **self.admission.held()}
-        return {name: n for name, n in both.items() if n}
+        total: Counter[str] = Counter()
+        for machine in (self.prefill, self.worker, self.admission):
+            total.update(machine.held())
+        return {name: n for name, n in total.items() if n}

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
+import pytest
+
 from hawk_connector.protocol.admission import AdmissionProtocol, VerdictKind
 from hawk_connector.protocol.decode import DecodeProtocol
 from hawk_connector.protocol.decode_actions import Disconnect, Fence, Read, SendTo
@@ -23,11 +25,11 @@ def _ticket(address: str, n: int = 1) -> Ticket:
     return Ticket(T, claim(n), DIGEST, BLOCK, (RankAddress(address, P),))
 
 
-def _pass(machine: AdmissionProtocol, time: Time, seconds: float) -> list[SendTo | Disconnect]:
+def _pass(machine: AdmissionProtocol, time: Time, seconds: float, step: float = 0.25) -> list[SendTo | Disconnect]:
     said = machine.take_actions()
     end = time.now + seconds
     while time.now < end:
-        time.now += 0.25
+        time.now += step
         machine.tick()
         said += machine.take_actions()
     return said
@@ -37,7 +39,9 @@ def _disconnected(said: list[SendTo | Disconnect]) -> list[str]:
     return sorted(action.address for action in said if isinstance(action, Disconnect))
 
 
-def test_a_peer_that_never_answers_is_forgotten_and_disconnected_once() -> None:
+@pytest.mark.parametrize("step", [0.25, 5.0])
+def test_a_peer_that_never_answers_is_forgotten_and_disconnected_once(step: float) -> None:
+    """Whatever the step: one in which both its next Hello and its forgetting are due must not connect to it again."""
     time = Time()
     admission = AdmissionProtocol(D, decode_facts(), ADMISSION, time)
     for n in range(3):
@@ -46,7 +50,7 @@ def test_a_peer_that_never_answers_is_forgotten_and_disconnected_once() -> None:
     assert [admission.links[f"p:{n}"].state for n in range(3)] == [LinkState.DOWN] * 3
     for n in range(3):
         admission.drop(f"r{n}")
-    said = _pass(admission, time, 200)
+    said = _pass(admission, time, 200, step)
     assert admission.links == {}
     assert _disconnected(said) == ["p:0", "p:1", "p:2"]
     # The last thing said of an address is that it is left: a message after it would connect again.

@@ -214,7 +214,7 @@ def test_malformed_params_are_a_protocol_error_that_says_what_to_do(entry: objec
         parse_params(params)
 
 
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_hostile_params_raise_nothing_but_protocol_errors(data: st.DataObject) -> None:
     entry = dict(PARAMS)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from hawk_connector.protocol.admission import AdmissionProtocol, VerdictKind
+from hawk_connector.protocol.decode import DecodeProtocol
 from hawk_connector.protocol.decode_actions import SendTo
 from hawk_connector.protocol.messages import (
     Abort,
@@ -24,7 +25,7 @@ from hawk_connector.protocol.messages import (
     Welcome,
 )
 from hawk_connector.protocol.ticket import RankAddress, Ticket
-from tests.protocol.table import ADDRESS, ADMISSION, DIGEST, LINK, OTHER, P2, WRONG, D, P, T, Table, claim
+from tests.protocol.table import ADDRESS, ADMISSION, DECODE, DIGEST, LINK, OTHER, P2, WRONG, D, P, T, Table, claim
 from tests.protocol.world import BLOCK, LIMITS, decode_facts, prefill_facts, prefill_protocol
 
 
@@ -85,6 +86,38 @@ def test_rule_1_an_aborted_load_awaits_its_read_and_needs_no_fence() -> None:
     table.read()
     assert [(r.ok, r.aborted) for r in table.reports] == [(False, True)]
     assert table.fences == [] and table.held() == {}
+
+
+def test_rule_1_reads_that_nobody_wants_are_told_to_stop_and_one_that_did_needs_no_fence() -> None:
+    table = offered()
+    table.load()
+    numbers = [read.id for read in table.reads]
+    assert len(numbers) == 2 and table.stops == []
+    table.worker.abort("r1")
+    table.worker.abort("r1")
+    table.exchange()
+    assert [stop.id for stop in table.stops] == numbers  # each once
+    for number in numbers:
+        assert table.reports == []  # its blocks stay in quarantine until both have ended
+        table.worker.read_ended(number, False, "stopped", stopped=True)
+        table.exchange()
+    assert [(r.ok, r.aborted) for r in table.reports] == [(False, True)]
+    table.reads.clear()
+    assert table.fences == [] and table.held() == {}
+
+
+def test_rule_1_a_read_that_stopped_does_not_spare_the_fence_of_one_that_failed() -> None:
+    table = offered()
+    table.load()
+    first, second = (read.id for read in table.reads)
+    table.reads.clear()
+    table.worker.read_ended(first, False, "broken")
+    table.worker.read_ended(second, False, "stopped", stopped=True)
+    table.exchange()
+    assert table.reports == [] and len(table.fences) == 1
+    table.worker.fenced(ADDRESS)
+    table.exchange()
+    assert [(r.ok, r.failure) for r in table.reports] == [(False, "read")]
 
 
 def test_rule_1_an_aborted_load_whose_read_fails_is_fenced_first() -> None:
@@ -351,6 +384,38 @@ def test_rule_6_a_ready_that_overtakes_claimed_is_offered_again() -> None:
     assert len(table.reads) == 1
 
 
+def test_rule_6_a_renew_that_overtakes_its_pull_fails_nothing() -> None:
+    table = offered(tokens=2 * BLOCK)
+    table.prefill.receive("worker", Renew(epoch=D, to=P, transfer=T, claim=claim(1)))
+    table.exchange()
+    assert table.said(Gone) == []
+    table.load(tokens=2 * BLOCK)
+    table.read()
+    assert [r.ok for r in table.reports] == [True]
+
+
+def test_rule_6_a_pairing_that_takes_longer_than_renew_s_fails_nothing() -> None:
+    """A worker without a scheduler in front of it: its first Pull is the claim, and no Renew goes before it."""
+    table = Table()
+    limits = replace(DECODE, link=replace(LINK, renew_s=1.0))
+    table.worker = DecodeProtocol(D, table.facts, limits, table.time)
+    table.lose = lambda message: isinstance(message, Welcome)
+    table.compute(tokens=2 * BLOCK, finish=False)
+    table.load(tokens=2 * BLOCK)
+    table.wait(2.0)
+    table.lose = lambda message: False
+    table.time.now += 1.0  # the answer comes when a renewal is due, before the next tick
+    table.worker.receive(ADDRESS, table.said(Welcome)[-1])
+    table.exchange()
+    table.wait(2.5)
+    said = [type(message) for message in table.sent if isinstance(message, (Pull, Renew))]
+    assert said[0] is Pull and Renew in said  # which is said once there is something to renew
+    assert table.said(Gone) == []
+    table.pack()
+    table.read()
+    assert [r.ok for r in table.reports] == [True]
+
+
 def test_rule_6_a_late_question_about_a_completed_transfer_does_not_fail_its_load() -> None:
     table = offered(tokens=2 * BLOCK)
     table.lose = lambda message: isinstance(message, Accepted)
@@ -377,6 +442,8 @@ def test_rule_6_answers_to_a_farewell_do_not_start_another() -> None:
     admission.ask("r1", ticket)
     said = []
     for _ in range(50):
+        table.time.now += 0.05  # rank 1 waits a moment: it may be a step behind the others
+        ranks[1].tick()
         for sent in admission.take_actions():
             assert isinstance(sent, SendTo)
             said.append(sent.message)
@@ -490,10 +557,16 @@ def test_rule_8_a_send_buffer_too_small_for_one_block_is_refused() -> None:
 
 
 def test_rule_8_a_lease_that_cannot_be_renewed_in_time_is_refused_by_the_decode_side() -> None:
-
-    table = Table(limits=replace(LIMITS, lease_s=LINK.renew_s)).pair()
-    link = table.worker.links[ADDRESS]
-    assert [m.field for m in link.mismatches] == ["lease_s"]
+    """A lease holds two renewals, so that one may get lost; a verdict outlives the longest pause before a Done."""
+    for limits, field in (
+        ({"lease_s": 2 * LINK.renew_s - 0.1}, "lease_s"),
+        ({"verdict_keep_s": 8 * LINK.resend_s}, "verdict_keep_s"),
+    ):
+        table = Table(limits=replace(LIMITS, **limits)).pair()
+        assert [m.field for m in table.worker.links[ADDRESS].mismatches] == [field]
+    fitting = {"lease_s": 2 * LINK.renew_s, "verdict_keep_s": 8 * LINK.resend_s + 0.1}
+    table = Table(limits=replace(LIMITS, **fitting)).pair()
+    assert table.worker.links[ADDRESS].mismatches == ()
 
 
 # --- rule 9: KV is bound to its tokens

@@ -1,4 +1,7 @@
-"""The protocol under attack: hundreds of deployments in virtual time.  A failure prints the call that replays it."""
+"""The protocol under attack: a thousand deployments in virtual time.
+
+A broken rule is named, with the seed that replays it.
+"""
 
 from __future__ import annotations
 
@@ -6,50 +9,94 @@ from collections import Counter
 
 import pytest
 
-from tests.protocol.simulated_decode import EngineFaults
-from tests.protocol.simulation import ROUGH, Outcome, Scenario, lossless, simulate
+from tests.protocol.run_simulation import report, run
+from tests.protocol.simulation import simulate
+from tests.protocol.simulation_scenarios import CHAOS, LOSS, NAMED, play, rule_6_loss_changes_nothing_but_time
 
-LOSS = Scenario(network=ROUGH, preemptions=0.1, patient=True, calm_s=400.0)
-FAULTS = Scenario(engine=EngineFaults(fail=0.2, hang=0.1), pack_failures=0.15, preemptions=0.1, aborts=0.3)
-CHAOS = Scenario(
-    network=ROUGH,
-    engine=EngineFaults(fail=0.15, hang=0.1),
-    pack_failures=0.05,
-    preemptions=0.15,
-    aborts=0.3,
-    restarts=0.4,
-    layouts=True,
-)
-RESTARTS = Scenario(network=ROUGH, restarts=1.0, preemptions=0.1)
-GROUP = 25
+GROUP = 100
+
+# What a run of some hundred seeds must have had: faults, and the phases in which requests were hit by any of them.
+FAULTS = {
+    "aborted on decode",
+    "aborted on prefill",
+    "byte arrives late",
+    "byte changes on the way",
+    "circuit open",
+    "decode clock leaps",
+    "decode drained and restarted",
+    "decode killed and restarted",
+    "decode stopped and continued",
+    "joins late",
+    "late byte meets a dropped engine",
+    "malformed message",
+    "message held back",
+    "message lost",
+    "message repeated",
+    "pack fails",
+    "parameters tampered with",
+    "preempted on decode",
+    "preempted on prefill",
+    "prefill clock leaps",
+    "prefill cut off",
+    "prefill drained and restarted",
+    "prefill killed and restarted",
+    "prefill stopped and continued",
+    "read fails: fails",
+    "read fails: hangs",
+    "read fails: other digest",
+    "read fails: the peer is gone",
+    "read fails: the peer is stopped",
+    "read fails: was told to stop",
+}
+PHASES = {
+    "before admission",
+    "claimed, waits for blocks",
+    "computing",
+    "queued for buffer",
+    "queued to be packed",
+    "packing",
+    "offered",
+    "claimed",
+    "awaits an offer",
+    "reading",
+    "read, verdict awaited",
+    "partly accepted",
+    "quarantined",
+    "decoding",
+}
 
 
-def by_transfer(outcome: Outcome) -> dict[str, Counter[str]]:
-    """Which request of a transfer came first is a matter of time; how many of each outcome there are is not."""
-    groups: dict[str, Counter[str]] = {}
-    for name, result in outcome.wishes.items():
-        groups.setdefault(name.split(".")[0], Counter())[result] += 1
-    return groups
+@pytest.mark.slow
+@pytest.mark.parametrize("group", range(10))
+def test_no_fault_breaks_an_invariant(group: int) -> None:
+    tally = run(range(group * GROUP, (group + 1) * GROUP))
+    assert tally.broken == [], report(tally, 0.0)
+    assert tally.outcomes["loaded"] > GROUP and tally.outcomes["gone"] > GROUP, "the scenarios show nothing"
+    assert min(tally.checks[rule] for rule in range(1, 11)) >= GROUP, tally.checks
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("group", range(4))
 def test_loss_repetition_and_delay_change_nothing_but_time(group: int) -> None:
-    for seed in range(group * GROUP, (group + 1) * GROUP):
-        rough, calm = simulate(seed, LOSS), simulate(seed, lossless(LOSS))
-        assert by_transfer(rough) == by_transfer(calm), f"seed {seed}: {rough.reasons} against {calm.reasons}"
-        assert set(rough.wishes.values()) <= {"loaded", "gone"}, f"seed {seed}: {rough}"
+    for seed in range(group * 15, (group + 1) * 15):
+        rule_6_loss_changes_nothing_but_time(seed, LOSS, simulate(seed, LOSS))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("group", range(4))
-@pytest.mark.parametrize("scenario", [FAULTS, CHAOS, RESTARTS], ids=["faults", "chaos", "restarts"])
-def test_no_fault_breaks_an_invariant(scenario: Scenario, group: int) -> None:
-    seen: Counter[str] = Counter()
-    for seed in range(group * GROUP, (group + 1) * GROUP):
-        seen.update(simulate(seed, scenario).wishes.values())
-    assert seen["loaded"] > 0 and seen["gone"] > 0, f"the scenario shows nothing: {seen}"
+def test_the_seeds_cover_every_fault_in_every_phase() -> None:
+    tally = run(range(2000, 2300))
+    faults = {fault for fault, _ in tally.covered}
+    phases = {phase for _, phase in tally.covered}
+    assert FAULTS - faults == set() and PHASES - phases == set(), report(tally, 0.0)
+    assert set(tally.scenarios) == {*NAMED, "mixed"}
 
 
 def test_a_seed_replays_its_run_exactly() -> None:
-    assert simulate(7, CHAOS) == simulate(7, CHAOS)
+    first: list[str] = []
+    again: list[str] = []
+    assert simulate(7, CHAOS, first.append) == simulate(7, CHAOS, again.append)
+    assert first == again and len(first) > 100
+
+
+def test_each_seed_stands_for_one_deployment() -> None:
+    assert Counter(play(seed)[0] for seed in (1, 1)) == {"loss": 2}

@@ -1,22 +1,23 @@
-"""What the simulated instances share: virtual time, events, the network, ids, and the bytes that KV is made of."""
+"""What the simulated instances share: virtual time, events, ids, and the bytes that KV is made of."""
 
 from __future__ import annotations
 
 import hashlib
 import heapq
 import random
+import re
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Protocol
+from typing import Any
 
-from hawk_connector.address import Address
 from hawk_connector.layout.kv_pool import KVPoolLayout
 from hawk_connector.layout.kv_shape import KVShape
 from hawk_connector.plan.pairing import DecodeFacts, PrefillFacts, rank_heads
 from hawk_connector.protocol.lease import Clock
 from hawk_connector.protocol.prefill import PrefillProtocol
 from hawk_connector.protocol.prefill_actions import PrefillLimits
-from hawk_connector.transport.memory_channel import MemoryClient, MemoryNetwork, MemoryServer, NetworkFaults
 
 BLOCK = 32
 BUFFER_ADDRESS = 0x10000
@@ -31,12 +32,11 @@ LIMITS = PrefillLimits(
 
 
 class Violation(AssertionError):
-    """An invariant of the protocol does not hold."""
+    """A rule of the protocol does not hold.  ``rule``: its number in docs/protocol.md."""
 
-
-def require(holds: bool, what: str) -> None:
-    if not holds:
-        raise Violation(what)
+    def __init__(self, rule: int, what: str) -> None:
+        super().__init__(f"rule {rule}: {what}")
+        self.rule = rule
 
 
 def prefill_facts(
@@ -63,29 +63,58 @@ def kv_bytes(content: str, nbytes: int) -> bytes:
     return tag * (nbytes // 8) + tag[: nbytes % 8]
 
 
-class End(Protocol):
-    """An end of the network with its owner's handler."""
+def digest_of(data: bytes) -> str:
+    """A parcel's digest as the simulation's two sides compute it; the machines only compare."""
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
 
-    def receive_all(self) -> None: ...
+
+@dataclass(frozen=True)
+class Text:
+    """A prompt.  ``keys`` name its blocks by all tokens up to their end, as vLLM's prefix cache does."""
+
+    digest: str
+    tokens: int
+    keys: tuple[str, ...]
+
+    @property
+    def blocks(self) -> int:
+        return -(-self.tokens // BLOCK)
+
+    @property
+    def cachable(self) -> tuple[str, ...]:
+        """Keys of the blocks that vLLM may take from its cache: the last token is always computed."""
+        return self.keys[: (self.tokens - 1) // BLOCK]
+
+    def full(self, block: int) -> bool:
+        return (block + 1) * BLOCK <= self.tokens
+
+    def content(self, block: int) -> str:
+        """What the finished block's KV must be."""
+        return f"{self.keys[block]}/{min(BLOCK, self.tokens - block * BLOCK)}"
+
+
+@dataclass
+class Session:
+    """What an engine session serves, and whether the process behind it can send (TCP needs it to run)."""
+
+    buffer: bytearray
+    process: Any
 
 
 class World:
-    """Events in virtual time.  Everything random about the instances comes from ``rng``, the network has its own."""
+    """Events in virtual time.  Everything random about the instances comes from ``rng``."""
 
-    def __init__(self, seed: int, faults: NetworkFaults) -> None:
+    def __init__(self, seed: int, trace: Callable[[str], None] | None = None) -> None:
         self.now = 0.0
         self.rng = random.Random(seed)
-        self.network = MemoryNetwork(self.clock, random.Random(seed + 1), faults)
-        self._idle_end = self.network.client()  # moves the network along while every process is down
-        self.buffers: dict[str, bytearray] = {}  # what an engine session serves; absent while the process is down
-        self.ends: list[End] = []
-        self.check: Callable[[], None] = lambda: None
+        self.sessions: dict[str, Session] = {}  # absent while the process is down
+        self.misfits: set[str] = set()  # epochs that must never be paired with
+        self.covered: Counter[tuple[str, str]] = Counter()  # (fault, phase of a request that it hit)
+        self.checks: Counter[int] = Counter()  # how often each rule was looked at
         self.steps = 0
+        self.trace = trace
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._count = 0
-
-    def clock(self) -> float:
-        return self.now
 
     def id(self) -> str:
         return f"{self.rng.getrandbits(128):032x}"
@@ -95,35 +124,29 @@ class World:
         heapq.heappush(self._events, (self.now + delay, self._count, event))
 
     def between(self, low: float, high: float) -> float:
-        return self.rng.uniform(low, high)
+        return low + (high - low) * self.rng.random()
 
     def chance(self, p: float) -> bool:
         return self.rng.random() < p
 
-    def server(self, address: str) -> MemoryServer:
-        return self.network.server(Address.parse(address))
+    def say(self, who: str, what: str, message: object = None) -> None:
+        """A line of the trace, ids cut short."""
+        if self.trace is not None:
+            text = f"{what} {message}" if message is not None else what
+            text = re.sub(r"facts=\w+\(.*\), (?=\w+=)", "", re.sub(r"\b([0-9a-f]{6})[0-9a-f]{26,}\b", r"\1", text))
+            self.trace(f"{self.now:9.3f}  {who:12} {text}")
 
-    def client(self) -> MemoryClient:
-        return self.network.client()
+    def require(self, rule: int, holds: bool, what: Callable[[], str] | str) -> None:
+        self.checks[rule] += 1
+        if not holds:
+            raise Violation(rule, what if isinstance(what, str) else what())
 
     def run(self, until: float) -> None:
-        """Lets everything happen that is due up to ``until``; invariants are checked after each event."""
-        while True:
-            event_at = self._events[0][0] if self._events else float("inf")
-            message_at = self.network.next_due()
-            if message_at is not None and message_at <= event_at:
-                if message_at > until:
-                    break
-                self.now = max(self.now, message_at)
-                self._idle_end.receive()
-                for end in list(self.ends):
-                    end.receive_all()
-            else:
-                if event_at > until:
-                    break
-                at, _, event = heapq.heappop(self._events)
-                self.now = max(self.now, at)
-                event()
+        """Lets everything happen that is due up to ``until``."""
+        events = self._events
+        while events and events[0][0] <= until:
+            at, _, event = heapq.heappop(events)
+            self.now = at
             self.steps += 1
-            self.check()
+            event()
         self.now = until

@@ -26,9 +26,7 @@ def whole(source: Bytes, target: Bytes, pieces: int) -> Segments:
     """``target`` from ``source`` in equal pieces."""
     size = source.nbytes // pieces
     steps = np.arange(pieces, dtype=np.int64) * size
-    return Segments(
-        source.ctypes.data + steps, target.ctypes.data + steps, np.full(pieces, size, dtype=np.int64)
-    )
+    return Segments(source.ctypes.data + steps, target.ctypes.data + steps, np.full(pieces, size, dtype=np.int64))
 
 
 class Pair:
@@ -125,9 +123,7 @@ def test_overlapping_registration_is_refused() -> None:
 def test_remote_ranges_and_unknown_peers_fail() -> None:
     pair = Pair()
     with pytest.raises(TransferFailed, match="outside"):
-        pair.reader.read(
-            pair.server.session, segments([pair.source.ctypes.data + 60], [pair.target.ctypes.data], [5])
-        )
+        pair.reader.read(pair.server.session, segments([pair.source.ctypes.data + 60], [pair.target.ctypes.data], [5]))
     with pytest.raises(TransferFailed, match="nobody"):
         pair.reader.read("memory:99", whole(pair.source, pair.target, 1))
     pair.server.close()
@@ -194,9 +190,7 @@ def test_close_waits_for_the_read_in_flight_and_refuses_new_ones() -> None:
     pair.fabric._engines[reader.session] = reader
     pair.fabric.inject(Hang())
     reader.register(pair.target.ctypes.data, 64)
-    reading = threading.Thread(
-        target=reader.read, args=(pair.server.session, whole(pair.source, pair.target, 4))
-    )
+    reading = threading.Thread(target=reader.read, args=(pair.server.session, whole(pair.source, pair.target, 4)))
     reading.start()
     assert entered.wait(10)
 

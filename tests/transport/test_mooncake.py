@@ -117,9 +117,7 @@ def test_threads_share_one_engine(peer: Peer, engine: MooncakeEngine) -> None:
         assert np.array_equal(target, content(number * 2 * MIB, 2 * MIB))
 
 
-def test_unregistered_local_memory_is_refused_although_mooncake_takes_it(
-    peer: Peer, engine: MooncakeEngine
-) -> None:
+def test_unregistered_local_memory_is_refused_although_mooncake_takes_it(peer: Peer, engine: MooncakeEngine) -> None:
     target = np.zeros(4096, dtype=np.uint8)
     with pytest.raises(LocalError, match="registered local memory"):
         engine.read(peer.session, piece(peer, target, 4096))
@@ -226,9 +224,7 @@ def test_the_accept_wait_of_the_engine_is_short(engine: MooncakeEngine) -> None:
             with socket.socket(fileno=os.dup(int(name))) as copy:
                 listening = copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
                 if listening and copy.family == socket.AF_INET and copy.getsockname()[1] == port:
-                    seconds, micros = struct.unpack(
-                        "ll", copy.getsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, 16)
-                    )
+                    seconds, micros = struct.unpack("ll", copy.getsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, 16))
                     waits.append(seconds + micros / 1e6)
         except OSError:
             continue
@@ -251,9 +247,7 @@ def test_rdma_without_a_device_is_an_error(tmp_path: Path, monkeypatch: pytest.M
             MooncakeEngine("127.0.0.1", protocol="rdma", timeout_s=5, rdma_devices=devices)
 
 
-def test_rdma_that_the_environment_turns_into_tcp_is_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rdma_that_the_environment_turns_into_tcp_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mlx5_0").mkdir()
     monkeypatch.setenv("MC_FORCE_TCP", "1")
     with pytest.raises(ConfigError, match="Unset MC_FORCE_TCP"):

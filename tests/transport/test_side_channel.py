@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 import zmq
+from zmq.utils.monitor import parse_monitor_message
 
 from hawk_connector.address import Address
 from hawk_connector.errors import ConfigError, LocalError
-from hawk_connector.transport.channel import MAX_MESSAGE_BYTES, Received, Wake
+from hawk_connector.transport.channel import MAX_MESSAGE_BYTES, MAX_REQUEST_BYTES, Received, Wake
 from hawk_connector.transport.curve import CurveKeys, load_curve_keys, write_key_pair
 from hawk_connector.transport.side_channel import SideChannelClient, SideChannelServer, wait
 from tests.transport.waiting import eventually
@@ -137,13 +138,13 @@ def test_a_client_that_went_is_unreachable(server: SideChannelServer) -> None:
     eventually(lambda: not server.send(gone, b"!"), "the server notices")
 
 
-def test_oversize_messages_are_refused_by_the_sender(
-    server: SideChannelServer, client: SideChannelClient
-) -> None:
+def test_oversize_messages_are_refused_by_the_sender(server: SideChannelServer, client: SideChannelClient) -> None:
     peer = client.connect(server.address)
-    assert client.send(peer, bytes(MAX_MESSAGE_BYTES))
+    assert client.send(peer, bytes(MAX_REQUEST_BYTES))
     message = next_of(server)
-    assert len(message.payload) == MAX_MESSAGE_BYTES
+    assert len(message.payload) == MAX_REQUEST_BYTES
+    assert server.send(message.peer, bytes(MAX_MESSAGE_BYTES))
+    assert len(next_of(client).payload) == MAX_MESSAGE_BYTES
     for end, name in ((client, peer), (server, message.peer)):
         with pytest.raises(LocalError, match="1048576"):
             end.send(name, bytes(MAX_MESSAGE_BYTES + 1))
@@ -151,7 +152,7 @@ def test_oversize_messages_are_refused_by_the_sender(
 
 def test_oversize_and_malformed_messages_are_dropped_and_counted(server: SideChannelServer) -> None:
     with zmq.Context() as context, raw_dealer(context, server.address) as hostile:
-        hostile.send(bytes(MAX_MESSAGE_BYTES + 1))
+        hostile.send(bytes(MAX_REQUEST_BYTES + 1))
         hostile.send_multipart([b"two", b"frames"])
         hostile.send(b"good")
         assert next_of(server).payload == b"good"
@@ -164,7 +165,7 @@ def test_what_is_far_too_large_costs_only_its_own_connection(
     with zmq.Context() as context, raw_dealer(context, server.address) as hostile:
         hostile.send(b"first")
         name = next_of(server).peer
-        hostile.send(bytes(3 * MAX_MESSAGE_BYTES))
+        hostile.send(bytes(3 * MAX_REQUEST_BYTES))
         eventually(lambda: not server.send(name, b"?"), "its connection is closed")
     client.send(client.connect(server.address), b"unharmed")
     assert next_of(server).payload == b"unharmed"
@@ -181,7 +182,7 @@ def test_a_port_in_use_is_named() -> None:
 
 
 def test_hosts_that_cannot_be_had_are_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"'0\.0\.0\.0' with no keys"):
+    with pytest.raises(ConfigError, match=r"'0\.0\.0\.0' with no keys.*hawk keys FILE"):
         SideChannelServer("0.0.0.0", 0)
     keys = make_keys(tmp_path, "a")
     with pytest.raises(ConfigError, match=r"192\.0\.2\.1.*side_channel_host"):
@@ -262,13 +263,21 @@ def test_an_unknown_key_gets_nothing(
         closing(SideChannelClient(keys=stranger)) as intruder,
         closing(SideChannelClient(keys=friend)) as client,
     ):
-        intruder.send(intruder.connect(server.address), b"let me in")
+        peer = intruder.connect(server.address)
+        monitor = intruder.sockets()[0].get_monitor_socket(
+            zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_SUCCEEDED
+        )
+        intruder.send(peer, b"let me in")
 
         def refused() -> bool:
             assert server.receive() is None
             return server.counts.refused_keys > 0
 
         eventually(refused, "the stranger is refused")
+        # At the gate already: it never gets as far as a connection on which it could speak.
+        assert monitor.poll(20_000)
+        assert parse_monitor_message(monitor.recv_multipart())["event"] == zmq.EVENT_HANDSHAKE_FAILED_AUTH
+        monitor.close()
         client.send(client.connect(server.address), b"hello")
         assert next_of(server, intruder).payload == b"hello"
         assert server.receive() is None

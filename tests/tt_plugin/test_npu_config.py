@@ -30,6 +30,9 @@ def test_defaults() -> None:
         ({"kv_dtype": "fp8"}, r"tt_plugin\.kv_dtype: .*'fp8'"),
         ({"device": "blackhole"}, "blackhole-p150, blackhole-p100, wormhole-n150; got 'blackhole'"),
         ([1], "is not a table"),
+        ({"landing": {"path": "windows"}}, r"tt_plugin\.landing\.path: .*'windows'"),
+        ({"landing": {"bounce": 1}}, r"tt_plugin\.landing: .*unknown field `bounce`"),
+        ({"landing": {"bounce_wait_s": 0}}, r"tt_plugin\.landing\.bounce_wait_s: .*> 0"),
     ],
 )
 def test_what_is_wrong_is_named(given: Any, message: str) -> None:
@@ -65,7 +68,9 @@ def test_the_platform_is_offered_only_when_asked_for(monkeypatch: pytest.MonkeyP
     assert register() == "tt_plugin.vllm.platform.SimulatedNpuPlatform"
 
 
-@pytest.mark.parametrize(("value", "hint"), [("simulate", "Set it to 'simulated'"), ("silicon", "silicon overlay")])
+@pytest.mark.parametrize(
+    ("value", "hint"), [("simulate", "Set it to 'simulated'"), ("silicon", "no vllm_tt_plugin and no ttnn")]
+)
 def test_an_unknown_npu_stops_vllm(monkeypatch: pytest.MonkeyPatch, value: str, hint: str) -> None:
     monkeypatch.setenv("HAWK_NPU", value)
     assert register() == "tt_plugin.vllm.plugin.RefusedNpu"

@@ -31,7 +31,8 @@ class TtnnError(AssertionError):
 class TtnnProcess:
     """TTNN, open on one device.  Methods are those of ``worker.Worker``, with arrays in place of files."""
 
-    def __init__(self, device: Device, folder: Path) -> None:
+    def __init__(self, device: Device, folder: Path, script: str = "worker.py") -> None:
+        """``script``: file beside this one that serves a ``worker.Worker``."""
         self.device = device
         self._folder = folder
         self._log = folder / "log.txt"
@@ -45,12 +46,12 @@ class TtnnProcess:
             "TT_METAL_LOGS_PATH": str(folder),
             "WOLFPINE_PYTHON": str(python),
             "HAWK_STAND_IN_LOG": str(folder / "compiler.txt"),
-            "PYTHONPATH": "",
+            "PYTHONPATH": str(Path(__file__).parents[2]),
         }
         environment |= device.prepare(folder, site)
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                [python, Path(__file__).with_name("worker.py"), folder],
+                [python, Path(__file__).with_name(script), folder],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,

@@ -10,12 +10,12 @@ import pytest
 from tests.ttnn.client import ENVIRONMENT, TtnnProcess
 from tests.ttnn.devices import DEVICES
 
-Opener = Callable[[str], TtnnProcess]
+Opener = Callable[..., TtnnProcess]
 
 
 @pytest.fixture(scope="module")
 def ttnn_device(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Opener]:
-    """Opens a device by its name in ``devices.DEVICES``, once for each module.
+    """Opens a device by its name in ``devices.DEVICES``, once for each module and script of the process.
 
     Without the environment the test fails: TTNN is an oracle that may not be skipped.
     """
@@ -24,15 +24,15 @@ def ttnn_device(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Opener]:
         pytest.fail(
             f"TTNN's environment ({ENVIRONMENT.name}) is missing or half made. Run: make setup-ttnn", pytrace=False
         )
-    running: dict[str, TtnnProcess] = {}
+    running: dict[tuple[str, str], TtnnProcess] = {}
 
-    def opened(name: str) -> TtnnProcess:
-        if name not in running:
+    def opened(name: str, script: str = "worker.py") -> TtnnProcess:
+        if (name, script) not in running:
             device = DEVICES[name]
             folder: Path = tmp_path_factory.mktemp(name)
-            running[name] = process = TtnnProcess(device, folder)
+            running[name, script] = process = TtnnProcess(device, folder, script)
             process.ask("open", chips=device.chips)
-        return running[name]
+        return running[name, script]
 
     yield opened
     for process in running.values():

@@ -54,6 +54,12 @@ class Worker:
         shard = tensor.host_buffer().get_shard(ttnn.MeshCoordinate(0, 0))
         return self._save(np.from_dlpack(shard))
 
+    def rounded(self, values: str, dtype: str) -> str:
+        """fp32 values as a tiled tensor of another dtype holds them: packed and unpacked by TTNN, a file of fp32."""
+        given = self._load(values)
+        tensor = ttnn.Tensor(given, DTYPES[dtype], layout=ttnn.TILE_LAYOUT)
+        return self._save(np.asarray(tensor.to_list(), dtype=np.float32).reshape(given.shape))
+
     def alignment(self) -> int:
         return int(ttnn._ttnn.bfp_utils.get_dram_alignment())
 
@@ -166,11 +172,11 @@ def _bank_id(bank: dict[str, int]) -> int:
     return bank["bank_id"]
 
 
-def main() -> None:
+def serve(worker: Worker) -> None:
+    """Answers requests until the end of input, then closes the device."""
     # TTNN logs to standard output; replies keep the real one.
     replies = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
-    worker = Worker(Path(sys.argv[1]))
     for line in sys.stdin:
         request = json.loads(line)
         try:
@@ -183,4 +189,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    serve(Worker(Path(sys.argv[1])))

@@ -26,6 +26,7 @@ from hawk_connector.protocol.lease import Clock
 from hawk_connector.protocol.messages import Status
 from hawk_connector.protocol.ticket import RankAddress, Ticket
 from hawk_connector.transform.reference import LayerSource
+from hawk_connector.transport.curve import CurveKeys
 from hawk_connector.transport.engine import EngineFactory
 from hawk_connector.transport.side_channel import SideChannelClient, SideChannelServer
 from tests.oracle import scalar
@@ -35,7 +36,7 @@ from tests.workers.source import BlockAllocator, Cache, Geometry, Prompt
 from tt_plugin.device.banks import BankTable
 from tt_plugin.device.kv_pool import KVPools, heads_per_chip
 from tt_plugin.device.simulated import SimulatedDevice
-from tt_plugin.landing import PoolLanding
+from tt_plugin.landing import LandingChoice, make_landing
 
 MODEL = "a model"
 UNTOUCHED = 0xA5
@@ -77,6 +78,7 @@ class PrefillSide:
         gate: type[LayerSource] | None = None,
         model: str = MODEL,
         clock: Clock = time.monotonic,
+        keys: CurveKeys | None = None,
         **config: Any,
     ) -> None:
         """``gate``: wraps each layer's source, to hold packs where a test wants them."""
@@ -91,7 +93,7 @@ class PrefillSide:
         for rank, cache in enumerate(self.caches):
             buffer = self.config.send_buffer_bytes
             facts = PrefillFacts(shape, model, g.ranks, rank, g.block_size, buffer)
-            server = SideChannelServer("127.0.0.1", ports[rank] if ports else 0)
+            server = SideChannelServer("127.0.0.1", ports[rank] if ports else 0, keys=keys)
             worker = PrefillWorker(self.config, facts, server, make_engine, clock=clock)
             sources = cache.sources()
             worker.register([gate(s.k, s.v) for s in sources] if gate else sources, g.block_size)
@@ -206,8 +208,10 @@ class DecodeSide:
         block_size: int = 64,
         num_blocks: int = 16,
         model: str = MODEL,
+        landing: LandingChoice | None = None,
         **config: Any,
     ) -> None:
+        """``landing``: how parcels get into the pools, by default straight."""
         self.geometry = g = geometry
         table = BankTable.named(device)
         self.layout = KVPoolLayout(
@@ -223,13 +227,14 @@ class DecodeSide:
         )
         self.pools = KVPools(SimulatedDevice(chips, table), self.layout, num_blocks)
         self.wipe()
+        self.landing = make_landing(self.pools, landing or LandingChoice())
         self.config = HawkConfig.parse({**DECODE, **config}, "kv_consumer")
         assert isinstance(self.config, DecodeConfig)
         shape = KVShape(g.layers, g.kv_heads, g.head_dim, str(g.dtype).removeprefix("torch."))
         self.worker = DecodeWorker(
             self.config,
             DecodeFacts(shape, model, self.layout),
-            PoolLanding(self.pools),
+            self.landing,
             SideChannelServer("127.0.0.1", 0),
             SideChannelClient(),
             make_engine,

@@ -248,8 +248,11 @@ def test_decode_restarted(sides: Sides, fabric: MemoryFabric) -> None:
 
 def test_two_decode_sides_with_different_layouts(sides: Sides, fabric: MemoryFabric) -> None:
     prefill = sides.prefill(GEOMETRY, fabric.factory())
-    first = sides.decode(GEOMETRY, fabric.factory(), device="blackhole-p150", codec="bfp8")
-    second = sides.decode(GEOMETRY, fabric.factory(), device="wormhole-n150", codec="float32", chips=2)
+    peers = [prefill.ranks[0].address]
+    first = sides.decode(GEOMETRY, fabric.factory(), device="blackhole-p150", codec="bfp8", peers=peers)
+    second = sides.decode(GEOMETRY, fabric.factory(), device="wormhole-n150", codec="float32", chips=2, peers=peers)
+    # Both are known before anything is packed: what is packed for one would be gone for the other.
+    eventually(lambda: len(prefill.statuses()[0].pairings) == 2, "both are paired")
     for seed, decode in enumerate((first, second, first, second)):
         running = prefill.run(Prompt(GEOMETRY, 129, seed=seed))
         decode.wipe()

@@ -48,6 +48,13 @@ class BankTable:
     def banks(self) -> int:
         return len(self.bases)
 
+    def check_range(self, address: int, nbytes: int) -> None:
+        """ValueError where ``nbytes`` at ``address`` (relative to a bank's base) are not all in the bank."""
+        if not 0 <= address <= address + nbytes <= self.bank_bytes:
+            raise ValueError(
+                f"bytes {address:#x}..{address + nbytes:#x} do not lie in a bank of {self.bank_bytes:#x} bytes"
+            )
+
 
 class LockstepAllocator:
     """First fit over the address range that every bank of every chip has in common."""

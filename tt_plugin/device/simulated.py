@@ -7,13 +7,16 @@ touched, so that a chip with 32 GiB of DRAM costs what its pools use.
 from __future__ import annotations
 
 import mmap
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hawk_connector.errors import CapacityError
+from hawk_connector.plan.runs import BankCopies
 
 from .banks import BankTable, LockstepAllocator
+from .interface import Written
 
 __all__ = ["SimulatedDevice"]
 
@@ -27,6 +30,8 @@ class SimulatedDevice:
     ``memory``: for each chip uint8 ``[banks * bank_span]``; byte ``a`` of bank ``b`` (``a`` relative to the bank's
     base address) is at ``b * bank_span + a``.  ``allocator``: the one allocator of all banks and chips.
     """
+
+    copies_inside = True
 
     def __init__(self, chips: int, table: BankTable) -> None:
         if chips < 1:
@@ -50,6 +55,34 @@ class SimulatedDevice:
         """All bytes of one bank: uint8 ``[bank_bytes]``."""
         start = bank * self.bank_span
         return self.memory[chip][start : start + self.table.bank_bytes]
+
+    def allocate(self, bytes_per_bank: int, what: str = "buffer") -> int:
+        return self.allocator.allocate(bytes_per_bank, what)
+
+    def free(self, address: int) -> None:
+        self.allocator.free(address)
+
+    def write(self, chip: int, bank: int, address: int, data: NDArray[np.uint8]) -> None:
+        self.table.check_range(address, len(data))
+        self.bank(chip, bank)[address : address + len(data)] = data
+
+    def read(self, chip: int, bank: int, address: int, nbytes: int) -> NDArray[np.uint8]:
+        self.table.check_range(address, nbytes)
+        return self.bank(chip, bank)[address : address + nbytes].copy()
+
+    def copy(self, copies: BankCopies) -> None:
+        source = copies.source_bank * self.bank_span + copies.source
+        target = copies.bank * self.bank_span + copies.address
+        columns = (copies.chip.tolist(), source.tolist(), target.tolist(), copies.length.tolist())
+        for chip, start, end, length in zip(*columns, strict=True):
+            memory = self.memory[chip]
+            memory[end : end + length] = memory[start : start + length]
+
+    def flush(self, written: Iterable[Written]) -> None:
+        """Nothing to do: the banks are host memory."""
+
+    def health(self) -> Sequence[str]:
+        return ()
 
     def close(self) -> None:
         """Gives the memory back.

@@ -99,7 +99,7 @@ class SimulatedNpuModelRunner(CPUModelRunner):
         self.npu_pools = pools
         layers = self.compilation_config.static_forward_context
         handles: dict[str, torch.Tensor] = {
-            name: KVHandle.make(LayerTiles(pools, index, spec.num_kv_heads, layers[name].impl.num_heads))
+            name: KVHandle.make(LayerTiles(pools, index, spec.num_kv_heads, layers[name].impl.num_heads), npu.landing)
             for index, name in enumerate(names)
         }
         bind_kv_cache(handles, layers, self.kv_caches, kv_cache_groups=groups)

@@ -1,0 +1,1 @@
+"""`hawk doctor`: what this machine has, against what a configuration needs."""

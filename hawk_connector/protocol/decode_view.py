@@ -1,0 +1,76 @@
+"""A load of the decode side as a snapshot."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from .load import FetchState, Load, RankFetches
+from .snapshot import TransferSnapshot, clipped
+
+__all__ = ["load_snapshot"]
+
+_ENDED = tuple(state for state in FetchState if state.ended)
+
+
+def load_snapshot(load: Load, now: float) -> TransferSnapshot:
+    """``load`` at ``now`` (the protocol's clock)."""
+    # Lists and not sets or counters: hashing an Enum is slow, and there may be hundreds of parcels.
+    states = [fetch.state for rank in load.ranks for fetch in rank.fetches or ()]
+    numbers = {state: states.count(state) for state in FetchState}
+    counts = ", ".join(f"{number} {state.name.lower()}" for state, number in numbers.items() if number)
+    per_rank = [(rank, _parcel_bytes(rank)) for rank in load.ranks]
+    sizes = [of_rank[fetch.blocks] for rank, of_rank in per_rank for fetch in rank.fetches or ()]
+    ended = [size for size, state in zip(sizes, states, strict=True) if state in _ENDED]
+    phase, waits_for = _phase(load, states)
+    failed = load.failure is not None
+    return TransferSnapshot(
+        transfer=load.ticket.transfer,
+        request=clipped(load.request),
+        phase=phase,
+        peer=clipped(", ".join(rank.rank.address for rank in load.ranks), 1024),
+        age_s=max(0.0, now - load.begun_at),
+        waits_for=clipped(waits_for, 1024),
+        detail=f"{len(load.block_ids)} blocks" + (f", parcels: {counts}" if counts else ""),
+        parcels=len(states),
+        parcels_done=len(ended),
+        nbytes=sum(sizes),
+        nbytes_done=sum(ended),
+        # What has failed waits for its reads, which their own time-out ends, and for the fence.
+        deadline="transfer_timeout_s" if failed else "load_deadline_s",
+        deadline_in_s=None if failed else load.deadline - now,
+    )
+
+
+def _parcel_bytes(rank: RankFetches) -> dict[int, int]:
+    """Bytes of the rank's parcels by their blocks: a plan takes time, and of parcels there are two sizes at most."""
+    pairing = rank.pairing
+    blocks = {fetch.blocks for fetch in rank.fetches or ()}
+    return {count: pairing.plan(count).nbytes if pairing is not None else 0 for count in blocks}
+
+
+def _phase(load: Load, states: Collection[FetchState]) -> tuple[str, str]:
+    """(phase, what it waits for); ``states`` of its parcels."""
+    ranks = [rank for rank in load.ranks if not rank.complete]
+    if load.failure is not None:
+        why = clipped(load.failure, 512)
+        if any(rank.reading for rank in load.ranks):
+            return "quarantined", f"reads that run (it failed: {why})"
+        return "quarantined", f"the fence (it failed: {why})"
+    unpaired = [rank.rank.address for rank in ranks if rank.pairing is None]
+    if unpaired:
+        return "connecting", f"a pairing with {_some(unpaired)}"
+    silent = [rank.rank.address for rank in ranks if rank.fetches is None]
+    if silent:
+        return "pulling", f"Claimed from {_some(silent)}"
+    if FetchState.READING in states:
+        return "reading", "reads that run"
+    if FetchState.OFFERED in states:
+        return "offered", "a reader that is free"
+    if FetchState.AWAITED in states:
+        return "awaiting", "parcels that the prefill side has not packed"
+    return "confirming", "Accepted from the prefill side"
+
+
+def _some(addresses: Iterable[str]) -> str:
+    known = sorted(set(addresses))
+    return ", ".join(known[:4]) + (f" and {len(known) - 4} more" if len(known) > 4 else "")
