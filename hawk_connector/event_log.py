@@ -50,9 +50,6 @@ class EventLog:
     def warning(self, event: str, text: str, *, peer: str = "", transfer: str = "", request: str = "") -> None:
         self._write(logging.WARNING, event, text, peer, transfer, request)
 
-    def error(self, event: str, text: str, *, peer: str = "", transfer: str = "", request: str = "") -> None:
-        self._write(logging.ERROR, event, text, peer, transfer, request)
-
     def exception(self, event: str, text: str, *, peer: str = "", transfer: str = "", request: str = "") -> None:
         """An error with the traceback of the exception that is being handled."""
         self._write(logging.ERROR, event, text, peer, transfer, request, traceback=True)

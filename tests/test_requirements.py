@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+
+import tomllib
 
 REQUIREMENTS = Path(__file__).parents[1] / "requirements"
 
@@ -19,3 +22,11 @@ def test_the_decode_core_beside_ttnn_has_the_same_releases() -> None:
     assert {"msgspec", "pyzmq", "xxhash", "mooncake-transfer-engine-non-cuda"} <= both
     assert {name: theirs[name] for name in both} == {name: ours[name] for name in both}
     assert "numpy" not in theirs
+
+
+def test_what_the_tests_need_is_installed_and_pinned() -> None:
+    project = tomllib.loads((REQUIREMENTS.parent / "pyproject.toml").read_text())["project"]
+    extra = {re.split(r"[<>=\[;]", name)[0] for name in project["optional-dependencies"]["dev"]}
+    listed = {line.strip() for line in (REQUIREMENTS / "dev.txt").read_text().splitlines() if not line.startswith("#")}
+    assert extra <= listed
+    assert {name.lower() for name in listed} <= set(pins("constraints.txt"))

@@ -9,6 +9,7 @@ from types import TracebackType
 
 from hawk_connector.address import Address
 from hawk_connector.errors import ProtocolError
+from hawk_connector.event_log import escaped
 from hawk_connector.protocol.epochs import random_id
 from hawk_connector.protocol.messages import Drain, Draining, decode_message, encode
 from hawk_connector.transport.curve import CurveKeys
@@ -42,9 +43,11 @@ class SideDrain:
         if not self.role:
             return f"{self.address}: no answer"
         if self.refused:
-            return f"{self.address} ({self.role}): refused: {self.refused}"
-        owed = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in self.owed.items())
-        return f"{self.address} ({self.role}): " + (f"still holds {owed}" if owed else "drained, it holds nothing")
+            return f"{self.address} ({escaped(self.role)}): refused: {escaped(self.refused, 1024)}"
+        owed = ", ".join(f"{count} {escaped(name).replace('_', ' ')}" for name, count in self.owed.items())
+        return f"{self.address} ({escaped(self.role)}): " + (
+            f"still holds {owed}" if owed else "drained, it holds nothing"
+        )
 
 
 class Drainer:

@@ -48,7 +48,7 @@ class StatusBoard:
     def ask(self, timeout_s: float) -> list[Status | None]:
         """Each side's status in the order of the addresses, None where none comes within ``timeout_s``.
 
-        Asks again meanwhile. An answer to an earlier question that came too late is not taken for this one's.
+        Asks again meanwhile. What has come by now, in answer to an earlier question, is not taken for this one's.
         """
         while self._channel.receive() is not None:
             pass

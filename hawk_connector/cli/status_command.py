@@ -18,6 +18,7 @@ from hawk_connector.cli.key_options import KeyFile, KnownKeysFile, given_keys
 from hawk_connector.cli.output import console
 from hawk_connector.cli.status import StatusBoard
 from hawk_connector.cli.status_text import status_view
+from hawk_connector.event_log import escaped
 from hawk_connector.protocol.messages import Status
 
 __all__ = ["status"]
@@ -94,7 +95,7 @@ def _view(answers: Answers) -> RenderableType:
 def _readiness(answer: Status | None) -> str:
     if answer is None:
         return "no answer"
-    return "not ready: " + "; ".join(answer.unready) if answer.unready else "ready"
+    return "not ready: " + "; ".join(escaped(why, 1024) for why in answer.unready) if answer.unready else "ready"
 
 
 def _plain(address: Address, answer: Status | None) -> dict[str, Any]:

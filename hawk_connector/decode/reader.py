@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from ..errors import HawkError, LocalError, ReadStopped, TransferFailed
+from ..errors import CapacityError, HawkError, LocalError, ReadStopped, TransferFailed
 from ..event_log import EventLog
 from ..plan.parcel_digest import landed_digest
 from ..plan.segments import Segments
@@ -165,6 +165,11 @@ class Reader:
             ok, reason = True, ""
         except ReadStopped as error:
             ok, stopped, reason = False, True, str(error)
+        except CapacityError as error:
+            # Of the landing before it gave segments: nothing was read, so nothing can arrive, and it is not the peer's.
+            ok, reason = False, str(error)
+            if segments is None:
+                stopped, failure = True, "room"
         except (HawkError, ValueError) as error:
             ok, reason = False, str(error)
         except Exception as error:
@@ -173,14 +178,14 @@ class Reader:
         with self._lock:
             del self._unwanted[read.id]
         if stopped and segments is not None:
-            self._landing.release(segments)
+            self._release(segments)
         elif not ok and segments is not None:
             with lane.lock:
                 late = lane.fenced
                 if not late:
                     lane.failed.append(segments)
             if late:
-                self._landing.release(segments)
+                self._release(segments)
         seconds = self._clock() - start
         result = ReadResult(read, ok, reason, seconds, nbytes, count, fill, failure, stopped, land_s)
         self._tell(self._on_read, result)
@@ -203,9 +208,16 @@ class Reader:
         with lane.lock:
             lane.fenced, failed = True, list(lane.failed)
         for segments in failed:
-            self._landing.release(segments)
+            self._release(segments)
         lane.pool.shutdown(wait=False)
         self._tell(self._on_fenced, address)
+
+    def _release(self, segments: Segments) -> None:
+        """A landing that cannot take its memory back keeps it; the read or fence is told of all the same."""
+        try:
+            self._landing.release(segments)
+        except Exception:
+            self._events.exception("landing", "the landing did not take back what a read had reserved")
 
     def _engine(self, lane: _Lane) -> TransferEngine:
         with lane.lock:

@@ -102,10 +102,11 @@ def stage_copies(plan: ParcelPlan, runs: BankRuns, stage: int) -> BankCopies:
     starts = np.array([stream.offset for stream in streams], dtype=np.int64)
     classes = np.array([stream.page_class for stream in streams], dtype=np.int64)
     offset, length, index = _cut(runs, starts)
+    stream = np.searchsorted(starts, offset, side="right") - 1
     return BankCopies(
         chip=runs.chip[index],
-        source_bank=classes[np.searchsorted(starts, offset, side="right") - 1],
-        source=stage + offset - starts[np.searchsorted(starts, offset, side="right") - 1],
+        source_bank=classes[stream],
+        source=stage + offset - starts[stream],
         bank=runs.bank[index],
         address=runs.address[index] + (offset - runs.offset[index]),
         length=length,

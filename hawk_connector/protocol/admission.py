@@ -163,7 +163,7 @@ class AdmissionProtocol:
             self._give_up(asked, VerdictKind.GONE, "draining", "this side is draining")
             return
         for ask in asks:
-            shut = self._book.use(ask.rank.address).admit(request)
+            shut = self._book.use(ask.rank.address).admit(request, ask.rank.epoch)
             if shut is not None:
                 self._give_up(asked, VerdictKind.FAILED, "circuit", shut)
                 return
@@ -313,7 +313,7 @@ class AdmissionProtocol:
                 link = self.links.get(ask.rank.address)
                 # A link that is down or refused counts for itself.
                 if link is not None and link.state is LinkState.PAIRED and ask.resend is not None and not ask.claimed:
-                    link.circuit.failed(f"no answer to a Pull within {waited}")
+                    link.circuit.ended(asked.request, False, f"no answer to a Pull within {waited}")
             self._give_up(asked, VerdictKind.FAILED, "no_answer", f"no answer from {silent} within {waited}")
         elif asked.verdict.kind is VerdictKind.CLAIMED and now >= asked.hold_until + grace_s:
             reason = f"waited too long for blocks here (claim_hold_s {self._limits.claim_hold_s:g} s)"

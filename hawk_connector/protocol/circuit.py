@@ -34,7 +34,8 @@ class Circuit:
     """Failures of one peer's present life.
 
     A peer that is *silent* is not tried by requests at all: its link goes on asking, and the answer half-opens the
-    circuit.  One that answers but fails is tried by a request once its time is over.  A new life begins anew.
+    circuit.  One that answers but fails is tried by a request once its time is over; should it fall silent meanwhile,
+    its answer ends that time, since whatever cut it off may have been why it failed.  A new life begins anew.
     """
 
     def __init__(self, limits: CircuitLimits, clock: Clock) -> None:
@@ -83,12 +84,14 @@ class Circuit:
     def ended(self, request: str, served: bool | None, reason: str = "") -> None:
         """What ``request`` wanted of the peer has ended: it served or failed, or (None) that cannot be said.
 
-        In the last case another request may be the probe if this one was.
+        In the last case another request may be the probe if this one was.  While half-open only the probe's failure
+        counts: whatever else fails then began before the circuit opened.
         """
         if served:
             self.succeeded()
         elif served is not None:
-            self.failed(reason)
+            if request == self._probe or self.state is not CircuitState.HALF_OPEN:
+                self.failed(reason)
         elif request == self._probe:
             self._probe_until = -math.inf
 
@@ -96,13 +99,17 @@ class Circuit:
         """The peer failed.  What began before the circuit opened and fails now changes nothing."""
         self._failures += 1
         self.reason = reason
-        state = self.state
-        if state is CircuitState.OPEN or (state is CircuitState.CLOSED and self._failures < self._limits.failures):
+        if self._failures < self._limits.failures:
             return
-        # 2.0 ** 60 seconds are for ever: the exponent is bounded so that the power is a number.
-        wait = min(self._limits.open_s * 2.0 ** min(self._openings, 60), self._limits.open_max_s)
-        self._openings += 1
-        self._open_until = math.inf if silent else self._clock() + wait
+        if silent:
+            self._open_until = math.inf
+        elif self.state is CircuitState.OPEN:
+            return
+        else:
+            # 2.0 ** 60 seconds are for ever: the exponent is bounded so that the power is a number.
+            wait = min(self._limits.open_s * 2.0 ** min(self._openings, 60), self._limits.open_max_s)
+            self._openings += 1
+            self._open_until = self._clock() + wait
         self._probe_until = -math.inf
 
     def succeeded(self) -> None:

@@ -129,7 +129,7 @@ class DecodeProtocol:
         )
         self._loads[request] = load
         for rank in load.ranks:
-            shut = self._book.use(rank.rank.address).admit(request)
+            shut = self._book.use(rank.rank.address).admit(request, rank.rank.epoch)
             if shut is not None:
                 self._fail(load, "circuit", shut)
                 return
@@ -153,7 +153,7 @@ class DecodeProtocol:
     ) -> None:
         """A read has returned.  ``ok``: its bytes are in local memory (and landed); otherwise ``failure`` says why.
 
-        ``stopped``: it ended between two batches because it was told to, so that no byte of it can still arrive.
+        ``stopped``: it never began, or ended between two batches as it was told: no byte of it can still arrive.
         """
         running = self._reads.end(read)
         address = running.address

@@ -9,7 +9,7 @@ from enum import Enum
 
 from ..errors import Mismatch
 from ..plan.pairing import DecodeFacts, Pairing, pair
-from .circuit import Circuit, CircuitLimits, CircuitState
+from .circuit import Circuit, CircuitLimits
 from .lease import RESEND_GROWTH, Clock, Resend
 from .messages import PROTOCOL_VERSION, Hello, Refused, Stale, Welcome
 
@@ -70,6 +70,11 @@ class PeerLink:
         self._limits = limits
         self._clock = clock
         self._resend: Resend | None = None
+        self._asked_at = clock()
+        # The life that a request wants and that has not been heard of yet, since when; and the last such life for
+        # which a whole question went unanswered.
+        self._awaited, self._awaited_at = "", clock()
+        self._missed = ""
         # Answers to Hellos up to this number are late: a newer question has been asked or answered since.
         self._settled_number = sent
 
@@ -99,8 +104,14 @@ class PeerLink:
         return ""
 
     def settled_since(self, since: float) -> bool:
-        """Whether a verdict (paired, refused or down) was reached at ``since`` or later."""
-        return self._resend is None and self.settled_at is not None and self.settled_at >= since
+        """Whether a verdict (paired, refused or down) was reached at ``since`` or later.
+
+        Down only counts where the question was asked at ``since`` or later too: one that was nearly over by then says
+        nothing about a peer that has come back in the meantime.
+        """
+        if self._resend is not None or self.settled_at is None:
+            return False
+        return (self._asked_at if self.state is LinkState.DOWN else self.settled_at) >= since
 
     def refresh(self) -> Hello | None:
         """Asks (again) for the pairing; the Hello to send, or None where one is already out."""
@@ -108,15 +119,23 @@ class PeerLink:
             return None
         now = self._clock()
         self._settled_number = self.sent
+        self._asked_at = now
         self._resend = Resend.start(now, self._limits.resend_s, now + self._limits.hello_deadline_s)
         if self.state not in (LinkState.PAIRED, LinkState.DOWN):
             self.state = LinkState.CONNECTING
         return self._hello()
 
-    def admit(self, request: str) -> str | None:
-        """Why ``request`` must not wait for this peer now, or None: it is then the circuit's probe if one is due."""
-        if self.circuit.state is CircuitState.HALF_OPEN and self.state is LinkState.DOWN:
-            return f"{self.address} is down: {self.detail}"
+    def admit(self, request: str, life: str) -> str | None:
+        """Why ``request`` must not wait for the peer's ``life`` now, or None: it is then the circuit's probe if one is
+        due.
+
+        Who names a life that is not known here may have met the peer back before we have.  The circuit is about
+        another life, so the request waits for this one, until it has been asked for once in vain.
+        """
+        if life not in (self.remote_epoch, self._missed):
+            if life != self._awaited:
+                self._awaited, self._awaited_at = life, self._clock()
+            return None
         if self.circuit.admit(request):
             return None
         state = self.circuit.state.value.replace("_", "-")
@@ -154,6 +173,8 @@ class PeerLink:
             return self.refresh() if pause is not None and now >= self.settled_at_or(now) + pause else None
         if self._resend.given_up(now):
             self._settle(LinkState.DOWN, ())
+            if self._asked_at >= self._awaited_at:
+                self._missed = self._awaited
             self.circuit.failed(self.detail, silent=True)
             return None
         return self._hello() if self._resend.due(now) else None

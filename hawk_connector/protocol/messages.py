@@ -306,7 +306,7 @@ def decode_message(data: bytes, allowed: Sequence[type] | None = None) -> Messag
         message = _decoder.decode(data)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         # The decoder repeats some values, which a peer chose.
-        said = ascii(str(error)[:_MAX_REPEATED])[1:_MAX_REPEATED]
+        said = ascii(str(error)[:_MAX_REPEATED])[1:-1][:_MAX_REPEATED]
         raise ProtocolError(f"expected a HAWK protocol {PROTOCOL_VERSION} message, got {said}: dropped") from error
     if allowed is not None and type(message) not in allowed:
         names = ", ".join(t.__name__ for t in allowed)

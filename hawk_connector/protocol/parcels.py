@@ -93,21 +93,27 @@ class ParcelQueue:
     def start(self, share: float) -> list[Pack]:
         """Starts queued packs as far as the send buffer has room.
 
-        ``share``: of the buffer, 0..1, what the transfers of one decode side may hold; each may hold one parcel.
+        ``share``: of the buffer, 0..1, what the transfers of one decode side may hold.  Each may hold one parcel, and
+        one of a delivering transfer beside those that wait for the blocks which that transfer has.
         """
         delivering = [entry for entry in self._queue if entry[0].claimant is not None]
         others = [entry for entry in self._queue if entry[0].claimant is None]
         started: list[Pack] = []
-        held = self._held_by_peer() if share < 1.0 and self._queue else Counter()
+        limited = share < 1.0 and bool(self._queue)
+        held = self._held_by_peer() if limited else Counter()
+        read_by = self._peers_that_read() if limited else set()
         for transfer, parcel in (*delivering, *others):
             peer = transfer.claim.epoch if transfer.claim is not None else None
-            if peer is not None and held[peer] and held[peer] + parcel.nbytes > share * self.regions.capacity:
+            has_one = peer in read_by if transfer.claimant is not None else peer is not None and held[peer] > 0
+            if peer is not None and has_one and held[peer] + parcel.nbytes > share * self.regions.capacity:
                 continue  # and those of other decode sides overtake it
             region = self._allocate(parcel, keep_room=transfer.claimant is None)
             if region is None:
                 break
             if peer is not None:
                 held[peer] += parcel.nbytes
+                if transfer.claimant is not None:
+                    read_by.add(peer)
             self._owners[region] = transfer
             self._queue.remove((transfer, parcel))
             job, self._next_job = self._next_job, self._next_job + 1
@@ -167,6 +173,10 @@ class ParcelQueue:
             if transfer.claim is not None:
                 held[transfer.claim.epoch] += self.regions.size(region)
         return held
+
+    def _peers_that_read(self) -> set[str]:
+        """The decode sides, by epoch, of whose delivering transfers a parcel has a region."""
+        return {t.claim.epoch for t in self._owners.values() if t.claim is not None and t.claimant is not None}
 
     def _allocate(self, parcel: Parcel, keep_room: bool) -> int | None:
         region = self.regions.allocate(parcel.nbytes)

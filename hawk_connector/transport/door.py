@@ -56,9 +56,14 @@ class Door:
 
     def _shut(self, descriptor: int) -> bool:
         try:
-            connection = socket.socket(fileno=os.dup(descriptor))
+            copy = os.dup(descriptor)
         except OSError:
             return False  # gone already
+        try:
+            connection = socket.socket(fileno=copy)
+        except OSError:
+            os.close(copy)
+            return False  # no socket
         with connection:
             try:
                 connection.getpeername()  # the listener itself has none

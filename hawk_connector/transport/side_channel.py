@@ -326,8 +326,12 @@ def _configured(connection: zmq.Socket[bytes], largest: int) -> zmq.Socket[bytes
         # Frames up to twice the limit are read, counted and dropped; beyond it ZMQ closes the connection unread.
         (zmq.MAXMSGSIZE, 2 * largest),
         (zmq.IPV6, 1),
+        # A peer that comes back is to be met within seconds. TCP alone doubles its pauses, so that after a cut it stays
+        # silent for about as long again: a connection is given up and made anew instead, and so is a try to connect.
         (zmq.RECONNECT_IVL, 100),
-        (zmq.RECONNECT_IVL_MAX, 2000),
+        (zmq.RECONNECT_IVL_MAX, 1000),
+        (zmq.CONNECT_TIMEOUT, 2000),
+        (zmq.TCP_MAXRT, 4000),
         (zmq.HANDSHAKE_IVL, 5000),
         # Liveness is the protocol's (leases, deadlines). This only frees what a vanished host leaves open.
         (zmq.TCP_KEEPALIVE, 1),

@@ -150,11 +150,13 @@ def test_json_is_the_whole_status() -> None:
 
 
 def test_ready_is_a_word_and_a_code() -> None:
-    down = Status(epoch="f" * 32, role="decode", held={}, pairings=(), reports=(), unready=("p:1 is down", "draining"))
+    down = Status(
+        epoch="f" * 32, role="decode", held={}, pairings=(), reports=(), unready=("p:1 is\x1bdown", "draining")
+    )
     silent = nobody()
     with serving(STATUS) as good, serving(down) as bad:
         assert run(good, "--ready") == (0, f"{good}: ready\n")
-        assert run(good, bad, "--ready") == (1, f"{good}: ready\n{bad}: not ready: p:1 is down; draining\n")
+        assert run(good, bad, "--ready") == (1, f"{good}: ready\n{bad}: not ready: p:1 is\\x1bdown; draining\n")
         assert run(silent, "--ready", "--timeout", 0.5) == (1, f"{silent}: no answer\n")
         # Without --ready the question is whether they answer.
         assert run(bad)[0] == 0

@@ -31,6 +31,7 @@ class FlatLanding:
     def __init__(self) -> None:
         self.memory = np.zeros(8 * SIZE, dtype=np.uint8)
         self.refuse_landing: Exception | None = None
+        self.refuse_release: Exception | None = None
         self.released: list[list[int]] = []
 
     layout = LAYOUT
@@ -50,6 +51,8 @@ class FlatLanding:
         return ((0, 3, segments.nbytes),)
 
     def release(self, segments: Segments) -> None:
+        if self.refuse_release is not None:
+            raise self.refuse_release
         self.released.append(segments.local.tolist())
 
     def fill(self) -> tuple[int, ...]:
@@ -150,6 +153,22 @@ def test_what_a_failed_read_reserved_is_released_by_the_fence_and_not_before(wor
     assert world.fenced.get(timeout=30) == "p:1"
     half = SIZE // 2
     assert world.landing.released == [[start + b * SIZE, start + b * SIZE + half] for b in (1, 3)]
+
+
+def test_a_landing_that_takes_nothing_back_holds_up_no_fence_and_no_report(world: World) -> None:
+    world.landing.refuse_release = LocalError("not on their way")
+    world.fabric.inject(Fail(after_segments=1))
+    world.read(1)
+    assert not world.results.get(timeout=30).ok
+    world.reader.fence("p:1")
+    assert world.fenced.get(timeout=30) == "p:1"
+    world.segments_a_batch = 1
+    world.fabric.inject(Hang())
+    world.read(2)
+    eventually(lambda: world.fabric.faults_left == 0, "its batch hangs")
+    world.reader.stop(2)
+    world.fabric.release_hung()
+    assert world.results.get(timeout=30).stopped
 
 
 def test_a_stopped_read_ends_between_two_batches_and_its_memory_is_free_at_once(world: World) -> None:

@@ -201,8 +201,10 @@ class SimulatedDecode(Process):
         wish.ticket = Ticket(parsed.transfer, self.world.id(), wish.text.digest, wish.text.tokens, parsed.ranks)
         wish.stage = "asked"
         if self.admission.has_room([rank.address for rank in parsed.ranks]):
-            links = [self.admission.links.get(rank.address) for rank in parsed.ranks]
-            shut = any(link is not None and link.circuit.state is CircuitState.OPEN for link in links)
+            # The circuit is the life's that was last heard here; for another one the request may wait.
+            links = [(self.admission.links.get(rank.address), rank.epoch) for rank in parsed.ranks]
+            known = [link for link, epoch in links if link is not None and link.remote_epoch == epoch]
+            shut = any(link.circuit.state is CircuitState.OPEN for link in known)
             self.admission.ask(wish.name, wish.ticket)
             self.watch.asked(wish.name)
             if shut or self.admission.draining:

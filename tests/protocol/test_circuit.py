@@ -10,7 +10,7 @@ from hawk_connector.protocol.admission import AdmissionProtocol, VerdictKind
 from hawk_connector.protocol.circuit import Circuit, CircuitLimits, CircuitState
 from hawk_connector.protocol.decode_actions import PeerOutcome
 from hawk_connector.protocol.link import LinkState, PeerLink
-from hawk_connector.protocol.messages import Abort, Claimed, Pull, Welcome
+from hawk_connector.protocol.messages import Abort, Claimed, Hello, Pull, Welcome
 from tests.protocol.table import ADDRESS, LINK, OTHER, P2, P, T, Table, Time, claim
 from tests.protocol.world import BLOCK, decode_facts, prefill_facts, prefill_protocol
 
@@ -114,6 +114,43 @@ def test_a_silent_peer_is_tried_when_it_answers_and_not_before() -> None:
     assert circuit.state is CircuitState.OPEN and not circuit.admit("r")
     circuit.heard(P)
     assert circuit.state is CircuitState.HALF_OPEN and circuit.admit("r") and not circuit.admit("r2")
+
+
+def test_an_answer_after_silence_ends_the_time_of_what_failed_before() -> None:
+    """Reads fail first when a network is cut; their doubled time must not outlast the cut."""
+    time = Time()
+    circuit = opened(time)
+    time.now += 5
+    assert circuit.admit("r")
+    circuit.ended("r", False, "broken")
+    assert circuit.detail.endswith("tried again in 10.0 s")
+    circuit.failed("no answer", silent=True)
+    circuit.heard(P)
+    assert circuit.state is CircuitState.HALF_OPEN
+
+
+def test_silence_does_not_lengthen_the_time_of_a_failed_probe() -> None:
+    time = Time()
+    circuit = Circuit(LIMITS, time)
+    circuit.heard(P)
+    for _ in range(5):
+        circuit.failed("no answer", silent=True)
+    circuit.heard(P)
+    assert circuit.admit("r")
+    circuit.ended("r", False, "broken")
+    assert circuit.detail == "failed 6 times in a row, last: broken; tried again in 5.0 s"
+
+
+def test_while_half_open_only_the_probe_can_fail() -> None:
+    time = Time()
+    circuit = opened(time)
+    time.now += 5
+    circuit.ended("begun before it opened", False, "past its deadline")
+    assert circuit.state is CircuitState.HALF_OPEN and circuit.admit("r1")
+    circuit.ended("begun before it opened", False, "past its deadline")
+    assert circuit.state is CircuitState.HALF_OPEN and not circuit.admit("r2")
+    circuit.ended("r1", False, "broken")
+    assert circuit.state is CircuitState.OPEN
 
 
 def test_an_answer_does_not_cut_the_time_of_one_that_answers_but_fails() -> None:
@@ -309,22 +346,101 @@ def test_a_link_whose_network_was_cut_is_half_open_once_the_same_life_answers() 
     assert (link.state, link.circuit.state) == (LinkState.PAIRED, CircuitState.HALF_OPEN)
 
 
-def test_no_request_is_the_probe_of_a_peer_that_is_known_to_be_silent() -> None:
-    """It failed while it still answered, and fell silent before its time was over: a probe would only wait."""
+def test_a_peer_that_fails_and_falls_silent_is_tried_once_it_answers_and_not_before() -> None:
+    """Its time is over long before it answers; a probe of the silent peer would only wait."""
     time = Time()
     limits = replace(LINK, circuit=CircuitLimits(failures=1, open_s=40.0, open_max_s=60.0))
     link = PeerLink(ADDRESS, claim(7), decode_facts(), limits, time)
     hello = link.refresh()
     assert hello is not None
     rank = prefill_protocol(prefill_facts(), P, time)
-    rank.receive("d", hello)
-    (answer,) = rank.take_actions()
-    link.receive(answer.message)  # type: ignore[union-attr,arg-type]
+
+    def answer(hello: Hello) -> None:
+        rank.receive("d", hello)
+        (said,) = rank.take_actions()
+        link.receive(said.message)  # type: ignore[union-attr,arg-type]
+
+    answer(hello)
     assert link.state is LinkState.PAIRED
     link.circuit.failed("broken")
-    opened_at = time.now
-    while link.circuit.state is CircuitState.OPEN:
+    for _ in range(4 * 60):
         time.now += 0.25
         link.tick()
-    assert time.now == opened_at + 40.0 and link.state is LinkState.DOWN
-    assert link.admit("r1") == f"{ADDRESS} is down: no answer within 5 s"
+    assert link.state is LinkState.DOWN
+    assert link.admit("r1", P) == (
+        f"the circuit of {ADDRESS} is open: it failed {link.circuit._failures} times in a row, "
+        "last: no answer within 5 s; tried again as soon as it answers"
+    )
+    while (again := link.tick()) is None:
+        time.now += 0.25
+    answer(again)
+    assert link.state is LinkState.PAIRED
+    assert link.admit("r1", P) is None and link.admit("r2", P) is not None
+
+
+# Hello is asked for 5 s, then 1 s is paused: every moment of that at which the first request may come.
+PHASES = [0.25 * n for n in range(24)]
+
+
+def back_as_another_life(phase: float) -> Table:
+    """A peer that died, of whose return nothing has been heard here yet: its network takes a little longer."""
+    table = Table().pair()
+    table.lose = lambda message: True
+    table.wait(60.0 + phase)
+    table.prefill = table.new_prefill(P2)
+    table.compute(T, 2 * BLOCK)
+    return table
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_the_first_request_that_names_the_new_life_is_served(phase: float) -> None:
+    """It comes before any answer: the open circuit is the dead life's, and so is a question that ends just then."""
+    table = back_as_another_life(phase)
+    link = table.admission.links[ADDRESS]
+    assert (link.state, link.circuit.state) == (LinkState.DOWN, CircuitState.OPEN)
+    assert table.ask(1, tokens=2 * BLOCK).failure == "circuit"  # it names the life that died
+    assert table.ask(2, tokens=2 * BLOCK, epoch=P2).kind is VerdictKind.PENDING
+    table.wait(1.5)
+    assert table.admission.verdict("r2").kind is VerdictKind.PENDING  # type: ignore[union-attr]
+    table.lose = lambda message: False
+    table.wait(4.0)  # the longest pause between two Hellos, 8 * resend_s
+    assert table.admission.verdict("r2").kind is VerdictKind.CLAIMED  # type: ignore[union-attr]
+    table.admission.hand_over("r2")
+    table.load(2, tokens=2 * BLOCK, epoch=P2)
+    table.pack()
+    table.read()
+    assert table.reports[-1].ok
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_its_first_load_succeeds_where_the_worker_hears_of_the_new_life_last(phase: float) -> None:
+    table = back_as_another_life(phase)
+    table.load(2, tokens=2 * BLOCK, epoch=P2)
+    table.wait(1.5)
+    assert table.reports == []
+    table.lose = lambda message: False
+    table.wait(4.0)
+    table.pack()
+    table.read()
+    assert [(r.request, r.ok) for r in table.reports] == [("r2", True)]
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_life_that_is_named_but_not_there_is_waited_for_once(phase: float) -> None:
+    """One whole question: 5 s from the next Hello on, and at most another 5 s for the one that is out."""
+    table = back_as_another_life(phase)
+    begun = table.time.now
+    assert table.ask(1, tokens=2 * BLOCK, epoch=P2).kind is VerdictKind.PENDING
+    while table.admission.verdict("r1").kind is VerdictKind.PENDING:  # type: ignore[union-attr]
+        if table.time.now < begun + 4.75:  # those that come later wait with it, and do not make it longer
+            n = int(100 * table.time.now)
+            assert table.ask(n, tokens=2 * BLOCK, epoch=P2).kind is VerdictKind.PENDING
+        table.wait(0.25)
+    assert table.admission.verdict("r1").failure == "no_answer"  # type: ignore[union-attr]
+    assert 5.0 <= table.time.now - begun <= 10.0
+    assert table.ask(2, tokens=2 * BLOCK, epoch=P2).failure == "circuit"
+    assert table.ask(3, tokens=2 * BLOCK).failure == "circuit"
+    table.lose = lambda message: False
+    table.wait(5.0)
+    table.compute(OTHER, 2 * BLOCK)
+    assert table.ask(4, transfer=OTHER, tokens=2 * BLOCK, epoch=P2).kind is VerdictKind.CLAIMED

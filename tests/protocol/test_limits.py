@@ -125,6 +125,24 @@ def test_one_that_reads_nothing_does_not_keep_another_from_the_buffer() -> None:
     assert rank.machine.held()["transfers"] == 1 and rank.machine.held()["regions"] == 4
 
 
+def test_claims_that_wait_for_blocks_do_not_keep_what_is_being_read_from_the_buffer() -> None:
+    """A's share is full of parcels that it cannot take before the transfer that it reads has ended."""
+    rank = Rank(buffer_parcels=8, peer_buffer_share=0.5)
+    rank.hello(A), rank.hello(B)
+    waiting = transfers(4, 100)
+    for transfer in waiting:
+        rank.compute(transfer)
+        rank.pull(A, transfer, deliver=False)
+    assert [p.transfer for p in rank.packs] == waiting  # half of eight
+    rank.machine.begin(T, DIGEST, 6 * BLOCK)
+    rank.pull(A, T, 6)
+    rank.machine.computed(T, 6 * BLOCK)
+    (first,) = kinds(rank.said(), Ready)
+    (second,) = kinds(rank.done(A, first), Ready)
+    (third,) = kinds(rank.done(A, second), Ready)
+    assert [m.parcel for m in (first, second, third)] == [0, 1, 2]
+
+
 def test_alone_a_decode_side_may_have_all_of_the_buffer() -> None:
     rank = Rank(buffer_parcels=8, peer_buffer_share=0.5)
     rank.hello(A)

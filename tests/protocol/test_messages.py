@@ -123,6 +123,16 @@ def test_an_oversized_message_is_a_protocol_error_that_names_both_sizes() -> Non
         decode_message(b"\x00" * (MAX_MESSAGE_BYTES + 1))
 
 
+def test_what_a_peer_wrote_is_repeated_escaped_and_cut() -> None:
+    with pytest.raises(ProtocolError, match=r"got Object missing required field `type`: dropped$"):
+        decode_message(b"\x80")
+    with pytest.raises(ProtocolError, match=r"got Invalid value 'x\\n\\x1b' - at `\$.type`: dropped$"):
+        decode_message(msgspec.msgpack.encode({"type": "x\n\x1b"}))
+    with pytest.raises(ProtocolError) as raised:
+        decode_message(msgspec.msgpack.encode({"type": "x" * 5000}))
+    assert len(str(raised.value)) < 400
+
+
 def test_deep_nesting_is_a_protocol_error() -> None:
     with pytest.raises(ProtocolError):
         decode_message(b"\x81\xa4type" + b"\x91" * 100_000)

@@ -107,8 +107,10 @@ def test_other_descriptors_of_the_process_are_never_touched() -> None:
         pipe = os.pipe()
         for descriptor in pipe:
             stack.callback(os.close, descriptor)
+        before = os.listdir("/proc/self/fd")
         for descriptor in (theirs.fileno(), elsewhere.fileno(), left.fileno(), *pipe, 10**6):
             assert not server._door._shut(descriptor)
+        assert os.listdir("/proc/self/fd") == before
         for one, other in ((mine, theirs), (left, right)):
             one.sendall(b"!")
             assert other.recv(1) == b"!"

@@ -256,10 +256,10 @@ def test_a_parcel_that_never_fits_is_told_at_once_and_what_to_change() -> None:
     pools = pools_of()
     parcel = Parcel(pools, BLOCKS)
     landing = landing_of(pools, "bounce", "pool", bounce_buffer_bytes=parcel.plan.nbytes - 256)
-    with pytest.raises(CapacityError, match="bounce_buffer_bytes, or lower parcel_tokens on the prefill side"):
+    with pytest.raises(CapacityError, match=r"tt_plugin\.landing\.bounce_buffer_bytes, or lower parcel_tokens on"):
         parcel.segments(landing)
     staged = landing_of(pools, "bounce", "staged", stage_bytes_per_bank=4 * KIB)
-    with pytest.raises(CapacityError, match="stage_bytes_per_bank, or lower parcel_tokens on the prefill side"):
+    with pytest.raises(CapacityError, match=r"tt_plugin\.landing\.stage_bytes_per_bank, or lower parcel_tokens on"):
         parcel.segments(staged)
     assert staged.held_bytes == 0  # the host memory that it had already
 

@@ -28,14 +28,13 @@ def test_no_thread_and_no_descriptor_is_left(busy: bool) -> None:
     fabric.engine().close()
     threads, descriptors = ours(), len(os.listdir("/proc/self/fd"))
     prefill = PrefillSide(GEOMETRY, fabric.factory())
-    decode = DecodeSide(GEOMETRY, fabric.factory(timeout_s=60.0))
+    decode = DecodeSide(GEOMETRY, fabric.factory(timeout_s=3.0))
     decode.pull(prefill, prefill.run(Prompt(GEOMETRY, 100, seed=1)), [1, 2])
     if busy:
         fabric.inject(Hang())
         running = prefill.run(Prompt(GEOMETRY, 100, seed=2))
         decode.load(prefill.ticket(running), [3, 4])
         eventually(lambda: decode.status().held["reads"] == 1, "the read hangs")
-        fabric.release_hung()
     assert {name.partition("-127")[0].partition("_")[0] for name in ours()} >= {"hawk-prefill", "hawk-decode"}
     prefill.close()
     assert decode.worker.close()

@@ -124,7 +124,11 @@ def test_a_parcel_too_large_fails_its_load_and_says_what_to_change(sides: Sides,
     running = prefill.run(Prompt(GEOMETRY, TOKENS, seed=1))
     request = decode.load(prefill.ticket(running), BLOCKS)
     assert decode.wait(request) == LoadEnd(request, False, tuple(BLOCKS))
-    assert "Raise tt_plugin.bounce_buffer_bytes, or lower parcel_tokens" in decode.report(request).reason
+    report = decode.report(request)
+    assert "Raise tt_plugin.landing.bounce_buffer_bytes, or lower parcel_tokens" in report.reason
+    # It is no fault of the peer's: nothing was read, so no engine is dropped and no peer judged.
+    assert report.failure == "room"
+    assert "fences" not in (decode.worker.log.take() or {}).get("counters", {})
     assert decode.touched() == 0
     prefill.wait_released(running)
     wait_idle(prefill, decode)

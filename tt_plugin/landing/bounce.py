@@ -77,7 +77,7 @@ class BounceLanding:
             nbytes,
             wait_s,
             "bounce buffer",
-            "Raise tt_plugin.bounce_buffer_bytes, or lower parcel_tokens on the prefill side.",
+            "Raise tt_plugin.landing.bounce_buffer_bytes, or lower parcel_tokens on the prefill side.",
         )
         self._tally = Tally(pools.layout)
         self._parcels: dict[int, _Parcel] = {}  # by the host address of the parcel's first byte
@@ -202,6 +202,6 @@ def _host_memory(nbytes: int) -> NDArray[np.uint8]:
             "cannot map the bounce buffer",
             expected=f"{nbytes} bytes of memory",
             got=str(error),
-            fix="Lower tt_plugin.bounce_buffer_bytes.",
+            fix="Lower tt_plugin.landing.bounce_buffer_bytes.",
         ) from error
     return np.frombuffer(mapping, dtype=np.uint8)

@@ -44,7 +44,7 @@ def make_landing(pools: Pools, choice: LandingChoice) -> Landing:
             "the banks of this device have no host addresses here",
             expected="path bounce, or path direct and placement pool on pools of TTNN's",
             got=f"path direct, placement {choice.placement or 'by counts'}",
-            fix='Set {"tt_plugin": {"path": "bounce"}}.',
+            fix='Set {"tt_plugin": {"landing": {"path": "bounce"}}}.',
         )
     direct = PoolLanding(pools)
     if stages is None:

@@ -30,7 +30,7 @@ class Stages:
             bytes_per_bank,
             wait_s,
             "stages",
-            "Raise tt_plugin.stage_bytes_per_bank, or lower parcel_tokens on the prefill side.",
+            "Raise tt_plugin.landing.stage_bytes_per_bank, or lower parcel_tokens on the prefill side.",
         )
         self.address = device.allocate(bytes_per_bank, "the buffer for stages")
 

@@ -153,7 +153,7 @@ class Machine:
         """Last part of what a symbolic link points to; None where it is not there."""
         try:
             return os.path.basename(os.readlink(self.root / path))
-        except (FileNotFoundError, OSError):
+        except OSError:
             return None
 
     def may_use(self, path: str) -> bool:

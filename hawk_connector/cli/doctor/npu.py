@@ -74,6 +74,12 @@ def chips_in_use(chips: list[Chip], needs: Needs) -> list[Chip]:
     return [chip for chip in chips if not needs.nodes or f"/dev/tenstorrent/{chip.number}" in needs.nodes]
 
 
+def iommu_kinds(machine: Machine, chips: list[Chip]) -> list[str]:
+    """Type of each chip's IOMMU group: "DMA", "DMA-FQ", "identity" and others; empty where it is in none."""
+    places = (f"sys/class/tenstorrent/tenstorrent!{chip.number}/device/iommu_group/type" for chip in chips)
+    return [machine.text(place) or "" for place in places]
+
+
 def driver_version(machine: Machine) -> tuple[int, int, int] | None:
     """The loaded tt-kmd's version; None where it is not loaded or says nothing that can be read."""
     numbers = re.match(r"(\d+)\.(\d+)\.(\d+)", machine.text("sys/module/tenstorrent/version") or "")
@@ -116,7 +122,7 @@ class NpuDriver(_OfTheNpu):
         if version is None:
             return unknown(f"a module tenstorrent whose version is {text or 'not told'}")
         if version < _OLDEST_DRIVER:
-            return failed(f"tt-kmd {text}", "Upgrade tt-kmd to 2.0.0 or newer; older ones hand out no windows.")
+            return failed(f"tt-kmd {text}", "Upgrade tt-kmd to 2.0.0 or newer; older ones speak another interface.")
         return passed(f"tt-kmd {text}")
 
 
@@ -190,12 +196,16 @@ class BarSizes(_OfTheDirectPath):
 
 
 class Hugepages(_OfTheNpu):
-    """Tenstorrent's user-mode driver keeps its buffers in pages of 1 GiB, one a chip, where no IOMMU translates."""
+    """Tenstorrent's user-mode driver keeps its buffers in pages of 1 GiB, one a chip, where no IOMMU translates.
+
+    An IOMMU that is on but lets the chip through (iommu=pt) does not: only groups of a type DMA or DMA-FQ count.
+    """
 
     name = "hugepages"
 
     def look(self, machine: Machine, needs: Needs) -> Outcome:
-        if machine.names("sys/kernel/iommu_groups"):
+        kinds = iommu_kinds(machine, chips_in_use(chips_of(machine), needs))
+        if kinds and all(kind.startswith("DMA") for kind in kinds):
             return passed("not needed: an IOMMU translates")
         count = machine.text("sys/kernel/mm/hugepages/hugepages-1048576kB/nr_hugepages")
         if count is None:
@@ -222,13 +232,8 @@ class Iommu:
         groups = len(machine.names("sys/kernel/iommu_groups"))
         if not groups:
             return passed("off")
-        kinds = {
-            machine.text(f"sys/class/tenstorrent/tenstorrent!{chip.number}/device/iommu_group/type")
-            for chip in chips_of(machine)
-        } - {None}
-        text = f"on, {groups} groups" + (
-            f", chips in groups of type {', '.join(sorted(map(str, kinds)))}" if kinds else ""
-        )
+        kinds = {kind for kind in iommu_kinds(machine, chips_of(machine)) if kind}
+        text = f"on, {groups} groups" + (f", chips in groups of type {', '.join(sorted(kinds))}" if kinds else "")
         if any(kind != "identity" for kind in kinds):
             return failed(text, "Boot with iommu=pt, so that writes from card to card need not be translated.")
         return passed(text)

@@ -23,6 +23,12 @@ SILICON = needs("decode", npu="silicon")
 DIRECT = needs("decode", {"protocol": "rdma"}, npu="silicon", direct=True, nodes=("/dev/tenstorrent/0",))
 SIMULATED = needs("decode", npu="simulated")
 
+
+def group(chip: int, kind: str) -> dict[str, str | None]:
+    """The chip's IOMMU group."""
+    return {f"sys/class/tenstorrent/tenstorrent!{chip}/device/iommu_group/type": f"{kind}\n"}
+
+
 ALL = (BankWindows(), BarSizes(), DmaBuf(), Hugepages(), Iommu(), NpuChips(), NpuDriver(), PeerMemory())
 
 
@@ -132,7 +138,13 @@ def test_bar_sizes_are_in_words(tmp_path: Path) -> None:
         ({}, Status.FAIL),
         ({"sys/kernel/mm/hugepages/hugepages-1048576kB/nr_hugepages": "1\n"}, Status.FAIL),
         ({"sys/kernel/mm/hugepages/hugepages-1048576kB/nr_hugepages": "2\n"}, Status.PASS),
-        ({"sys/kernel/iommu_groups/0/type": "DMA\n"}, Status.PASS),
+        (chip_files(0) | group(0, "DMA"), Status.PASS),
+        (chip_files(0) | group(0, "DMA-FQ") | chip_files(1) | group(1, "DMA"), Status.PASS),
+        # Groups that are there translate nothing by that: with iommu=pt the chip's is of type identity.
+        ({"sys/kernel/iommu_groups/0/type": "DMA\n"}, Status.FAIL),
+        (chip_files(0) | group(0, "identity"), Status.FAIL),
+        (chip_files(0) | group(0, "DMA") | chip_files(1) | group(1, "identity"), Status.FAIL),
+        (chip_files(0) | group(0, "DMA") | chip_files(1), Status.FAIL),
     ],
 )
 def test_hugepages_one_a_chip_unless_an_iommu_translates(

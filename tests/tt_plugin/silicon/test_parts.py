@@ -32,12 +32,19 @@ class Model:
     def prefill_forward(self, tokens: Any = None, page_table: Any = None, page_tables_per_layer: Any = None) -> None:
         self.given = {"page_table": page_table, "tables": page_tables_per_layer}
 
-    def decode_forward(self, page_table: Any = None, **kwargs: Any) -> None:
-        self.given = {"page_table": page_table, "tables": kwargs["page_tables_per_layer"]}
+    def decode_forward(self, page_table: Any = None, page_tables_per_layer: Any = None, **kwargs: Any) -> None:
+        self.given = {"page_table": page_table, "tables": page_tables_per_layer}
 
 
 class OneTable(Model):
     def decode_forward(self, page_table: Any = None) -> None:  # type: ignore[override]
+        raise AssertionError("never called")
+
+
+class AnyKeyword(Model):
+    """As tt_transformers' classes are: what lies below them may drop the tables, and all layers would share blocks."""
+
+    def prefill_forward(self, *args: Any, **kwargs: Any) -> None:
         raise AssertionError("never called")
 
 
@@ -68,6 +75,8 @@ def test_a_model_with_one_pool_gets_a_table_for_each_layer(forward: str) -> None
 def test_models_and_pools_that_cannot_be_cross_layer_are_refused() -> None:
     with pytest.raises(UnsupportedError, match="decode_forward takes one page table for all layers"):
         CrossLayerModel(OneTable(), 2)
+    with pytest.raises(UnsupportedError, match="prefill_forward takes one page table for all layers, or does not say"):
+        CrossLayerModel(AnyKeyword(), 2)
     with pytest.raises(UnsupportedError, match=r"at most 65535 in all, got 65536"):
         CrossLayerModel(Model(), 32).allocate_kv_cache((2048, 2, 64, 128), "bfp8", 32)
 

@@ -41,8 +41,8 @@ class CrossLayerModel:
             if not _takes(getattr(model, name), _PER_LAYER):
                 raise UnsupportedError(
                     f"a cross_layer pool with {type(model).__name__}",
-                    reason=f"its {name} takes one page table for all layers",
-                    expected=f"a parameter {_PER_LAYER}",
+                    reason=f"its {name} takes one page table for all layers, or does not say otherwise",
+                    expected=f"a parameter named {_PER_LAYER}",
                     fix='Set "pool": "per_layer" under tt_plugin in --additional-config.',
                 )
         self._model = model
@@ -79,5 +79,6 @@ class CrossLayerModel:
 
 
 def _takes(function: Any, parameter: str) -> bool:
-    parameters = inspect.signature(function).parameters.values()
-    return any(p.name == parameter or p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
+    """Whether it names the parameter.  One that takes any keyword may drop this one, and all layers would then write
+    to one another's blocks."""
+    return parameter in inspect.signature(function).parameters

@@ -38,7 +38,12 @@ class SiliconPlatform(TTPlatform):
             return
         SiliconConfig.parse(vllm_config.additional_config)
         # tt_transformers' prefill begins at token 0 or at a whole block: chunked attention takes no other start.
-        transfer.kv_connector_extra_config.setdefault("load_whole_blocks", True)
+        if not transfer.kv_connector_extra_config.setdefault("load_whole_blocks", True):
+            raise UnsupportedError(
+                "load_whole_blocks false on Tenstorrent's silicon",
+                reason="a prompt is continued at a whole block only",
+                fix="Leave load_whole_blocks out of kv_connector_extra_config.",
+            )
         if transfer.kv_role != "kv_consumer":
             raise UnsupportedError(
                 f"kv_role {transfer.kv_role} on Tenstorrent's silicon",

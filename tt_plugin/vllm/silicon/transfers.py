@@ -78,6 +78,8 @@ class StepTransfers:
             finished_recving=received,
             invalid_block_ids=connector.get_block_ids_with_load_errors(),
             kv_connector_stats=connector.get_kv_connector_stats(),
+            # How peers did and whether this side drains: without it the scheduler would never hear of either.
+            kv_connector_worker_meta=connector.build_connector_worker_meta(),
         )
 
 

@@ -185,7 +185,10 @@ class SiliconWorker(WorkerBase):
         self.inner.reset_mm_cache()
 
     def shutdown(self) -> None:
-        """Ends the connector, then the worker.  A read that cannot be ended keeps the pools where they are."""
+        """Ends the connector, then the worker, whose own end closes the chips.
+
+        A read that the connector could not end may still write its memory; the log says so then.
+        """
         if self._connector is not None:
             self._connector.shutdown()
             self._connector = self._transfers = None

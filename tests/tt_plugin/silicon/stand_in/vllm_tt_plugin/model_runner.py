@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from typing import Any
 
 import torch
 import ttnn
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput
+
+STEP_S = 0.002  # what a step takes on the device; without it hundreds are over before a peer has answered
 
 
 class Model:
@@ -34,11 +37,11 @@ class Model:
 
         return [[[tensor(), tensor()] for _ in range(layers)]]
 
-    def prefill_forward(self, **kwargs: Any) -> None:
-        self.calls.append(kwargs)
+    def prefill_forward(self, page_tables_per_layer: Any = None, **kwargs: Any) -> None:
+        self.calls.append({**kwargs, "page_tables_per_layer": page_tables_per_layer})
 
-    def decode_forward(self, **kwargs: Any) -> None:
-        self.calls.append(kwargs)
+    def decode_forward(self, page_tables_per_layer: Any = None, **kwargs: Any) -> None:
+        self.calls.append({**kwargs, "page_tables_per_layer": page_tables_per_layer})
 
 
 class TTModelRunner:
@@ -75,6 +78,7 @@ class TTModelRunner:
         for row, request in enumerate(requests):
             table[row, : len(self.tables[request])] = torch.tensor(self.tables[request], dtype=torch.int32)
         starts = [computed[request] for request in requests]
+        time.sleep(STEP_S)
         if step.scheduled_new_reqs:
             self.model.prefill_forward(page_table=table, kv_cache=self.kv_caches, start_pos=starts)
         else:

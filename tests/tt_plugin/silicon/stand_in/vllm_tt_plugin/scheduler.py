@@ -12,7 +12,7 @@ from vllm.v1.core.sched.request_queue import create_request_queue
 class TTScheduler(AsyncScheduler):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.given_up = 0
+        self.given_up_loads = 0
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         decoding = [request for request in self.running if not request.is_prefill_chunk]
@@ -20,7 +20,8 @@ class TTScheduler(AsyncScheduler):
             return self._finalize_scheduler_output(super().schedule())
         tried = self._schedule_prefill_only()
         if tried.total_num_scheduled_tokens == 0 and decoding:
-            self.given_up += 1
+            if tried.kv_connector_metadata is not None:
+                self.given_up_loads += len(tried.kv_connector_metadata.step.loads)
             return self._finalize_scheduler_output(self._schedule_decode_only())
         return self._finalize_scheduler_output(tried)
 
