@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 
 @pytest.fixture(scope="session")
@@ -13,3 +14,8 @@ def model_cache(request: pytest.FixtureRequest) -> Path:
     cache = request.config.cache
     assert cache is not None
     return Path(cache.mkdir("models"))
+
+
+# How long an example takes says how busy the machine is.
+settings.register_profile("hawk", deadline=None)
+settings.load_profile("hawk")

@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from tests.oracle.scalar import heads_of_chip
 from tests.transform.crossing import Banks, Crossing, Prefill, assert_crossing, carry, oracle_banks
 
+pytestmark = pytest.mark.slow
+
 BLACKHOLE = (0,) * 8
 P100 = (0,) * 7
 WORMHOLE = (0, 0x40000000) * 6

@@ -21,6 +21,8 @@ from hawk_connector.transform.reference import LayerSource, encode_pages, pack_p
 from tests.layout.test_catalog import FORMULAS
 from tests.oracle.scalar import heads_of_chip
 
+pytestmark = pytest.mark.slow
+
 UNTOUCHED = 0x5A5A
 LAYERS, KV_HEADS, TOKENS, POOL_BLOCKS, SOURCE_BLOCK = 2, 4, 70, 6, 16
 
@@ -49,9 +51,7 @@ def test_a_request_crosses_and_returns(kind: Any, name: str, ranks: int, chips: 
     dims, size = (64, 32) if name == "tpu-bf16" else (80, 32)
     ids = [4, 0, 3]
     held = len(heads_of_chip(0, chips, KV_HEADS))
-    layout = layout_named(name).pool(
-        kind=kind, layers=LAYERS, chips=chips, heads=held, block_size=size, head_dim=dims
-    )
+    layout = layout_named(name).pool(kind=kind, layers=LAYERS, chips=chips, heads=held, block_size=size, head_dim=dims)
     dtype = {"float16": torch.float16, "bfloat16": torch.bfloat16}[layout.codec]
     pool_elements = layout.pool_pages(POOL_BLOCKS) * layout.page_bytes // 2
     assert layout.page_pitch == layout.page_bytes  # no gaps: the region is the array
