@@ -227,13 +227,16 @@ def test_watch_asks_again_until_it_is_stopped() -> None:
         command = [sys.executable, "-m", "hawk_connector.cli.main", "status", str(address), "--watch", "--every", "0.1"]
         with subprocess.Popen([*command, "--json"], stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
-            held = [json.loads(process.stdout.readline())[0]["status"]["held"] for _ in range(4)]
+            held = [json.loads(process.stdout.readline())[0]["status"]["held"]]
+            # On a slow machine a question is repeated, and takes two of the answers that are laid ready.
+            while held[-1] != changed.held:
+                held.append(json.loads(process.stdout.readline())[0]["status"]["held"])
             process.send_signal(signal.SIGINT)
             assert process.wait(30) == 130
-        assert held == [STATUS.held, STATUS.held, changed.held, changed.held]
+        assert held[0] == STATUS.held and len(held) <= 3
         asked.clear()
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-            eventually(lambda: len(asked) >= 3, "it asks again")
+            eventually(lambda: len(asked) >= 12, "it asks again, and has shown earlier answers")
             process.send_signal(signal.SIGINT)
             output, _ = process.communicate(timeout=30)
         assert process.returncode == 130
