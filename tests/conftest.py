@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -19,3 +20,7 @@ def model_cache(request: pytest.FixtureRequest) -> Path:
 # How long an example takes says how busy the machine is.
 settings.register_profile("hawk", deadline=None)
 settings.load_profile("hawk")
+
+# A shell's background jobs ignore SIGINT, and so would all processes that tests start there and interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
