@@ -238,7 +238,10 @@ def test_decode_restarted(sides: Sides, fabric: MemoryFabric) -> None:
     first.close()
     gate.open()
     # Other banks: what is packed for the dead side's layout is not what the new one is given.
-    second = sides.decode(GEOMETRY, fabric.factory(), device="blackhole-p100", codec="bfp8")
+    peers = [prefill.ranks[0].address]
+    second = sides.decode(GEOMETRY, fabric.factory(), device="blackhole-p100", codec="bfp8", peers=peers)
+    # It is known before anything more is packed: what is packed for the dead side alone would be gone for it.
+    eventually(lambda: len(prefill.statuses()[0].pairings) == 2, "the new side is paired")
     second.pull(prefill, prefill.run(Prompt(GEOMETRY, 200, seed=14)), [4, 3, 2, 1])
     # The old claim runs out by its lease.
     eventually(lambda: "expired" in [r.outcome for r in prefill.reports()], "the dead side's lease runs out")
