@@ -18,6 +18,8 @@ from tests.oracle.scalar import PAGE_BYTES, Tensor, decode_page, k_order
 from tests.transform.crossing import Banks, Crossing, Prefill, carry, oracle_banks, pairing_of, parcels
 from tests.transform.test_crossing import crossings
 
+pytestmark = pytest.mark.slow
+
 LOSSLESS = [("float32", "float32"), ("bfloat16", "bfloat16"), ("bfloat16", "float32"), ("float16", "float32")]
 SEVEN = 7.0
 """What the caches hold before anything comes back."""
