@@ -1,6 +1,6 @@
 """A model, not a measurement: what HAWK's plans should take on the hardware of the paper.
 
-    python benchmarks/paper_model.py [--nic GBPS] [--pcie GBPS] [--copy GBPS] [--convert GBPS] [--read-us] [--exchange-us]
+    python benchmarks/paper_model.py [--nic GBPS] [--pcie GBPS] [--copy GBPS] [--convert GBPS] [--read-us] ...
 
 Bytes and reads are those of HAWK's own plans for Llama-3.1-70B, 4 prefill ranks, 4 chips with 8 banks, cross_layer
 pools of 64-token blocks, decode's blocks scattered.  Rates are the options; their defaults are data-sheet numbers,
