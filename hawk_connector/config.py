@@ -34,13 +34,13 @@ Bytes = Annotated[int, Meta(ge=1)]
 class HawkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What both sides have. Use :meth:`parse`; direct construction skips the limits of single fields."""
 
-    mode: Annotated[
-        Literal["hawk"],
-        Meta(description="How KV moves. `hawk`: packed in the destination's byte order, pulled into its banks."),
-    ] = "hawk"
     protocol: Annotated[
-        Literal["tcp", "rdma"],
-        Meta(description="What carries the KV. `rdma` needs an RDMA device, and is an error without one."),
+        Literal["tcp", "rdma", "local"],
+        Meta(
+            description="What carries the KV. `rdma` needs an RDMA device, and is an error without one. `local` reads "
+            "another process of this machine directly: several times faster than `tcp` over loopback. The decode "
+            "side's value says how it reads; a prefill side with `tcp` or `rdma` can be read by `local` too."
+        ),
     ] = "tcp"
     side_channel_host: Annotated[
         str,
@@ -183,6 +183,22 @@ class PrefillConfig(HawkConfig, frozen=True, kw_only=True, forbid_unknown_fields
         Count,
         Meta(description="Tokens that are packed, pulled and released as one unit; rounded to whole decode blocks."),
     ] = 512
+    parcel_bytes: Annotated[
+        Bytes,
+        Meta(
+            description="Bytes that a parcel has at most as it is pulled from one rank, whatever `parcel_tokens` says, "
+            "so that of large models too one parcel is read while the next is packed. One block is always allowed."
+        ),
+    ] = 32 * 1024**2
+    pack_threads: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=64,
+            description="Threads that pack a parcel together, where the cache is in host memory. They take cores from "
+            "vLLM's own computing.",
+        ),
+    ] = 1
     lease_s: Annotated[
         Seconds,
         Meta(description="How long an offered parcel is kept with no sign of life from its claimant."),
@@ -241,6 +257,16 @@ DEADLINE_ORDER: tuple[tuple[str, str, str], ...] = (
 class DecodeConfig(HawkConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The decode side (``kv_role: kv_consumer``)."""
 
+    mode: Annotated[
+        Literal["hawk", "direct", "host"],
+        Meta(
+            description="How KV moves; a prefill side serves every mode, and several at once. `hawk`: packed by the "
+            "prefill side in the device's byte order, pulled into its banks. `direct`: both sides keep their cache "
+            "alike (like models, backends, dtypes and block sizes, one rank each): read from vLLM's cache into vLLM's "
+            "cache. `host`: pulled as the prefill side keeps it and converted by this side's host: what one does "
+            "without HAWK, for comparison."
+        ),
+    ] = "hawk"
     peers: Annotated[
         tuple[str, ...],
         Meta(
@@ -322,6 +348,7 @@ class DecodeConfig(HawkConfig, frozen=True, kw_only=True, forbid_unknown_fields=
                 "load_whole_blocks and parcel_digest are both set",
                 fix="Set one of them: a digest is of a whole parcel, and a prompt's last block is not read.",
             )
+        self._check_mode()
         for peer in self.peers:
             try:
                 Address.parse(peer)
@@ -342,6 +369,24 @@ class DecodeConfig(HawkConfig, frozen=True, kw_only=True, forbid_unknown_fields=
                 expected=f"at most {self.circuit_open_max_s:g} s",
                 got=f"{self.circuit_open_s:g} s",
                 fix="Lower circuit_open_s or raise circuit_open_max_s.",
+            )
+
+    def _check_mode(self) -> None:
+        """Keys that have no meaning in mode direct."""
+        if self.mode != "direct":
+            return
+        if self.parcel_digest:
+            raise ConfigError(
+                "mode 'direct' with parcel_digest",
+                fix="Set parcel_digest to false, or mode to hawk or host: a digest is of a packed parcel, and in mode "
+                "direct nothing is packed.",
+            )
+        if self.landing is not None:
+            raise ConfigError(
+                "mode 'direct' with a landing",
+                expected="none: it lands in vLLM's own cache",
+                got=repr(self.landing),
+                fix="Leave landing out, or set mode to hawk or host.",
             )
 
     def allows_peer(self, address: Address) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -9,21 +10,21 @@ from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 from vllm.v1.request import RequestStatus
 
 from .config import DecodeConfig, HawkConfig, PrefillConfig
-from .decode.landing import landing_provider
+from .decode.cache_landing import CacheLanding
+from .decode.landing import Landing, landing_provider
 from .decode.metadata import DecodeFeedback, DecodeHandshake, DecodeStep
 from .decode.scheduler import DecodeScheduler
 from .decode.worker import DecodeWorker
 from .errors import UnsupportedError
 from .metrics import Payload
 from .plan.pairing import DecodeFacts, PrefillFacts
-from .prefill.kv_source import ordered_sources
+from .prefill.kv_source import CacheSource, read_cache
 from .prefill.metadata import PrefillStep, RankHandshake
 from .prefill.scheduler import PrefillScheduler
 from .prefill.worker import PrefillWorker
 from .protocol.digest import token_digest
+from .transport.carrier import configured_factory
 from .transport.curve import CurveKeys, load_curve_keys
-from .transport.engine import EngineFactory
-from .transport.mooncake import mooncake_factory
 from .transport.side_channel import SideChannelClient, SideChannelServer
 from .vllm_facts import ModelFacts, request_keys
 from .vllm_fingerprint import AdapterDigests
@@ -32,6 +33,10 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.request import Request
+
+    from .transform.reference import LayerSource
+
+_log = logging.getLogger(__name__)
 
 __all__ = ["DecodeSchedulerSide", "DecodeWorkerSide", "PrefillSchedulerSide", "PrefillWorkerSide"]
 
@@ -50,17 +55,16 @@ def _server(config: HawkConfig, port: int) -> SideChannelServer:
     )
 
 
-def _engines(config: HawkConfig, max_segments_per_batch: int) -> EngineFactory:
-    return mooncake_factory(
-        config.peer_host,
-        protocol=config.protocol,
-        timeout_s=config.transfer_timeout_s,
-        max_segments_per_batch=max_segments_per_batch,
-    )
-
-
 def _digest(request: Request, adapters: AdapterDigests) -> str:
     return token_digest(request.prompt_token_ids or (), request_keys(request, adapters))
+
+
+def _read_cache(
+    kv_caches: Mapping[str, Any], facts: ModelFacts, context: Mapping[str, Any]
+) -> tuple[list[LayerSource], CacheSource | None]:
+    """What vLLM has registered; ``context``: its attention layers by name.  UnsupportedError: see ``read_cache``."""
+    backends = {name: context[name].attn_backend.get_name() for name in facts.layer_names}
+    return read_cache(kv_caches, facts.layer_names, backends, facts.local_heads, facts.shape.head_dim, facts.block_size)
 
 
 class PrefillSchedulerSide:
@@ -144,20 +148,19 @@ class PrefillWorkerSide:
             send_buffer_bytes=config.send_buffer_bytes,
         )
         server = _server(config, port)
-        self._worker = PrefillWorker(config, prefill, server, _engines(config, 1024))
+        self._worker = PrefillWorker(config, prefill, server, configured_factory(config, 1024))
 
     def register(self, kv_caches: Mapping[str, Any]) -> None:
         facts = self._facts
-        missing = [name for name in facts.layer_names if name not in kv_caches]
-        if missing:
-            raise UnsupportedError(
-                "this vLLM's KV caches",
-                reason="they are not registered layer by layer",
-                got=f"no {missing[0]}",
+        layers, cache = _read_cache(kv_caches, facts, self._context)
+        if not layers and cache is not None:
+            _log.warning(
+                "%s keeps its cache in an order of its own: only decode sides in mode direct, with the same kernels, "
+                "can be served. For others start this side with --dtype float32 (and, on a CPU, a model whose head "
+                "size is a multiple of 32).",
+                cache.memory.layout.backend,
             )
-        backends = {name: self._context[name].attn_backend.get_name() for name in facts.layer_names}
-        layers = ordered_sources(kv_caches, list(facts.layer_names), backends, facts.local_heads, facts.shape.head_dim)
-        self._worker.register(layers, facts.block_size)
+        self._worker.register(layers, facts.block_size, cache)
 
     @property
     def handshake(self) -> RankHandshake:
@@ -251,23 +254,37 @@ class DecodeWorkerSide:
             )
         self._config = config
         self._facts = facts
+        self._context = vllm_config.compilation_config.static_forward_context
+        self._cache: CacheSource | None = None  # keeps the memory that mode direct lands in
         self._recompute = vllm_config.kv_transfer_config.kv_load_failure_policy == "recompute"
         self._failed_blocks: set[int] = set()
         self._worker: DecodeWorker | None = None
 
     def register(self, kv_caches: Mapping[str, Any]) -> None:
         config, facts = self._config, self._facts
-        landing = landing_provider(config.landing)(kv_caches)
+        landing = self._landing(kv_caches)
         self._worker = DecodeWorker(
             config,
-            DecodeFacts(shape=facts.shape, model=facts.fingerprint, layout=landing.layout),
+            DecodeFacts(shape=facts.shape, model=facts.fingerprint, layout=landing.layout, mode=config.mode),
             landing,
             _server(config, config.side_channel_port),
             SideChannelClient(keys=_keys(config)),
-            _engines(config, config.max_segments_per_batch),
+            configured_factory(config, config.max_segments_per_batch),
             recompute=self._recompute,
         )
         self._worker.start()
+
+    def _landing(self, kv_caches: Mapping[str, Any]) -> Landing:
+        if self._config.mode != "direct":
+            return landing_provider(self._config.landing)(kv_caches, self._config.mode)
+        _, self._cache = _read_cache(kv_caches, self._facts, self._context)
+        if self._cache is None:
+            raise UnsupportedError(
+                "mode direct",
+                reason="this vLLM's layers are not kept alike",
+                fix="Set mode to hawk or host, or choose another attention backend.",
+            )
+        return CacheLanding(self._cache.memory)
 
     @property
     def handshake(self) -> DecodeHandshake:

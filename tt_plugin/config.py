@@ -58,6 +58,9 @@ class LandingChoice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     bounce_wait_s: Annotated[
         float, Meta(gt=0, le=3600, description="How long a parcel may wait for room in it, or in the stages.")
     ] = 20.0
+    convert_threads: Annotated[
+        int, Meta(ge=1, le=64, description="Threads that convert one parcel in the connector's mode `host`.")
+    ] = 1
     stage_bytes_per_bank: Annotated[int, Meta(ge=1 << 12, description="Device memory for stages.")] = 16 * MIB
     device_nodes: Annotated[
         tuple[str, ...],

@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from hawk_connector import __version__
+from hawk_connector.cli.bench_command import bench
 from hawk_connector.cli.doctor.command import doctor
 from hawk_connector.cli.drain_command import drain
 from hawk_connector.cli.layouts_command import layouts
@@ -113,6 +114,7 @@ def model(
     typer.echo(path)
 
 
+app.add_typer(bench, name="bench")
 app.command()(doctor)
 app.command()(drain)
 app.command()(plan)

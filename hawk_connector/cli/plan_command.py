@@ -48,6 +48,7 @@ def plan(
         "ttnn-interleaved"
     ),
     parcel_tokens: Annotated[int, typer.Option(min=1, help="parcel_tokens of the prefill side.")] = 512,
+    parcel_bytes: Annotated[int, typer.Option(min=1, help="parcel_bytes of the prefill side.")] = 32 << 20,
     send_buffer_bytes: Annotated[int, typer.Option(min=1, help="send_buffer_bytes of a prefill rank.")] = 1 << 30,
     link_gbps: Annotated[float, typer.Option(min=0.001, help="The link, in 10^9 bits a second.")] = _LINK.gbps,
     read_us: Annotated[float, typer.Option(min=0, help="What a read costs besides its bytes, in µs.")] = _LINK.read_us,
@@ -78,6 +79,7 @@ def plan(
             devices=tuple(device_entry(name) for name in device or [_DEVICE]),
             block_size=block_size,
             parcel_tokens=parcel_tokens,
+            parcel_bytes=parcel_bytes,
             send_buffer_bytes=send_buffer_bytes,
             link=LinkModel(link_gbps, read_us),
         )

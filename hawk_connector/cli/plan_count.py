@@ -51,6 +51,7 @@ class PlanRequest:
     devices: tuple[DeviceEntry, ...]
     block_size: int
     parcel_tokens: int
+    parcel_bytes: int
     send_buffer_bytes: int
     link: LinkModel
 
@@ -91,9 +92,10 @@ class PlanRequest:
         # vLLM's block size on the prefill side plays no part: parcels are cut into decode's blocks.
         prefill = PrefillFacts(shape, name, self.ranks, rank, 16, self.send_buffer_bytes)
         verdict = pair(prefill, DecodeFacts(shape, name, self.layout(device)))
-        if isinstance(verdict, Pairing):
-            return verdict
-        raise PairingRefused(verdict)
+        if isinstance(verdict, tuple):
+            raise PairingRefused(verdict)
+        assert isinstance(verdict, Pairing)  # the facts are of pools
+        return verdict
 
 
 class ParcelCount(msgspec.Struct, frozen=True):
@@ -279,7 +281,7 @@ def _cut(request: PlanRequest, pairing: Pairing, ids: NDArray[np.int64]) -> list
     if not block_bytes:
         return []  # another rank holds the same heads and sends them
     fitting = RegionAllocator(request.send_buffer_bytes).capacity // block_bytes
-    each = max(1, min(request.parcel_tokens // request.block_size, fitting))
+    each = max(1, min(request.parcel_tokens // request.block_size, request.parcel_bytes // block_bytes, fitting))
     return [ids[first : first + each] for first in range(0, len(ids), each)]
 
 

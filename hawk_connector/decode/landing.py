@@ -1,8 +1,9 @@
 """Landing: where pulled bytes come to rest on the decode side.
 
 A device package offers a landing through the entry-point group ``hawk_connector.landings``: a callable that takes
-the KV caches that vLLM registered (layer name -> the platform's handle) and returns a Landing.  Nothing here imports
-vLLM, torch or a device package, so that a bare device process can use it too.
+the KV caches that vLLM registered (layer name -> the platform's handle) and the mode (hawk or host) and returns a
+Landing.  Nothing here imports vLLM, torch or a device package, so that a bare device process can use it too.  Mode
+direct needs no package: it lands in vLLM's own caches (``cache_landing``).
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ from importlib.metadata import entry_points
 from typing import Any, Protocol
 
 from ..errors import ConfigError
+from ..layout.cache_layout import CacheLayout
 from ..layout.kv_pool import KVPoolLayout
-from ..plan.parcel import ParcelPlan
+from ..plan.any_plan import Plan
+from ..plan.facts import Mode
 from ..plan.segments import Segments
 
 __all__ = ["LANDINGS", "Landing", "LandingProvider", "landing_provider"]
@@ -25,7 +28,7 @@ class Landing(Protocol):
     """Where a parcel's bytes go, and what must happen before they count as landed."""
 
     @property
-    def layout(self) -> KVPoolLayout: ...
+    def layout(self) -> KVPoolLayout | CacheLayout: ...
 
     @property
     def num_blocks(self) -> int:
@@ -36,9 +39,10 @@ class Landing(Protocol):
         """(address, length) of the host-addressable memory that reads may write: to be registered."""
         ...
 
-    def segments(self, plan: ParcelPlan, region: int, block_ids: Sequence[int], skip_blocks: int) -> Segments:
+    def segments(self, plan: Plan, region: int, block_ids: Sequence[int], skip_blocks: int) -> Segments:
         """Reads that fetch the parcel at remote address ``region`` for decode's ``block_ids``.
 
+        LocalError where the plan is none of this landing's kind, or of another layout.
         Called on a reader's thread.  A landing that needs room for the parcel reserves it here, and waits for it no
         longer than its own deadline (then CapacityError).  What it reserves is held until ``landed`` has returned,
         or else until ``release``.
@@ -65,7 +69,7 @@ class Landing(Protocol):
         ...
 
 
-LandingProvider = Callable[[Mapping[str, Any]], Landing]
+LandingProvider = Callable[[Mapping[str, Any], Mode], Landing]
 
 
 def landing_provider(name: str | None) -> LandingProvider:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from ..layout.kv_pool import KVPoolLayout
 from ..protocol.circuit import CircuitState
 from ..protocol.decode import DecodeProtocol
 from ..protocol.link import LinkState, PeerLink
@@ -16,9 +15,12 @@ __all__ = ["decode_gauges", "decode_pairings", "link_detail", "link_states", "un
 
 
 def decode_gauges(
-    protocol: DecodeProtocol, layout: KVPoolLayout, *, admissions: int, connections: int, draining: bool, ready: bool
+    protocol: DecodeProtocol, block_bytes: int, *, admissions: int, connections: int, draining: bool, ready: bool
 ) -> dict[str, int | dict[str, int]]:
-    """Values for ``TransferLog.set_gauges``; ``admissions`` of the scheduler, ``connections`` of the side channel."""
+    """Values for ``TransferLog.set_gauges``.
+
+    ``block_bytes``: of one block on all chips; ``admissions`` of the scheduler, ``connections`` of the side channel.
+    """
     held = protocol.held()
     links = protocol.links.values()
     return {
@@ -26,7 +28,7 @@ def decode_gauges(
         "transfers_live": held["loads"],
         "reads": held["reads"],
         "quarantined": held["quarantined_blocks"],
-        "quarantined_bytes": held["quarantined_blocks"] * layout.block_bytes * layout.chips,
+        "quarantined_bytes": held["quarantined_blocks"] * block_bytes,
         "fences_awaited": held["fences"],
         "admissions": admissions,
         "peers": Counter(link.state.value for link in links),

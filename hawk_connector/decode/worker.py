@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field
 
 from ..address import Address
 from ..config import DecodeConfig
+from ..layout.cache_layout import CacheLayout
 from ..metrics import Outcome, TransferLog, TransferReport
 from ..monitor import SideMonitor
 from ..plan.pairing import DecodeFacts
@@ -66,6 +67,7 @@ def link_limits(config: DecodeConfig) -> LinkLimits:
         config.renew_s,
         circuit=CircuitLimits(config.circuit_failures, config.circuit_open_s, config.circuit_open_max_s),
         digests=config.parcel_digest,
+        by_process=config.protocol == "local",
     )
 
 
@@ -146,14 +148,16 @@ class DecodeWorker:
             self._dispatch()
         self._loop.start()
         layout = self._facts.layout
+        if isinstance(layout, CacheLayout):
+            where = f"vLLM's own cache in {layout.codec}, as {layout.backend} keeps it"
+        else:
+            where = f"{layout.kind} pools in {layout.codec} on {layout.chips} chips x {layout.banks} banks"
         _log.info(
-            "decode: status on %s, %s pools in %s on %d chips x %d banks, block size %d",
+            "decode: status on %s, mode %s, %s, block size %d",
             self._server.address,
-            layout.kind,
-            layout.codec,
-            layout.chips,
-            layout.banks,
-            layout.block_size,
+            self._facts.mode,
+            where,
+            self._facts.block_size,
         )
 
     @property
@@ -169,7 +173,7 @@ class DecodeWorker:
             return
         with self._lock:
             for load in step.loads:
-                tokens, block_size = load.ticket.tokens, self._facts.layout.block_size
+                tokens, block_size = load.ticket.tokens, self._facts.block_size
                 end = (load.first_block + len(load.block_ids)) * block_size
                 external = min(tokens, end) - load.first_block * block_size
                 self._tallies[load.request] = _Tally(load.ticket.transfer, tokens, external, self._clock())
@@ -247,6 +251,8 @@ class DecodeWorker:
         with self._lock:
             self._protocol.tick()
             self._dispatch()
+        self._send()  # before anything that nobody waits for
+        with self._lock:
             held = self._protocol.held()
             self._measure()
             links = self._protocol.links
@@ -254,6 +260,10 @@ class DecodeWorker:
             stalls = self._monitor.watch(self._protocol.live)
         self._monitor.say(stalls)
         self._monitor.say_peers(changes)
+        return _TURN_S if held["loads"] or held["farewells"] else 5 * _TURN_S
+
+    def _send(self) -> None:
+        """What has been said since the last turn, to the channels."""
         while self._outbox:
             address, payload = self._outbox.popleft()
             if payload is None:
@@ -264,7 +274,6 @@ class DecodeWorker:
         while self._answers:
             peer, answer = self._answers.popleft()
             self._server.send(peer, answer)
-        return _TURN_S if held["loads"] or held["farewells"] else 5 * _TURN_S
 
     # --- under the lock
 
@@ -330,7 +339,7 @@ class DecodeWorker:
         """Gauges and counts of what has changed by itself."""
         gauges = decode_gauges(
             self._protocol,
-            self._facts.layout,
+            self._facts.block_bytes,
             admissions=self._admissions,
             connections=self._server.connections,
             draining=self._draining,

@@ -27,7 +27,7 @@ PoolKind = Literal["per_layer", "cross_layer"]
 Channels = Literal["interleaved", "nd_sharded", "height_sharded", "linear"]
 
 
-class KVPoolLayout(msgspec.Struct, frozen=True):
+class KVPoolLayout(msgspec.Struct, frozen=True, tag_field="form", tag="pools"):
     """The decode side's cache layout, equal on all chips but for the heads that each holds.
 
     ``heads``: KV heads on one chip.  ``chips``: chips of the mesh.  ``banks``: DRAM banks of a chip.

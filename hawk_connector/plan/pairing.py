@@ -5,45 +5,32 @@ Both sides compute it from the same facts, so neither has to believe the other.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
-import msgspec
-
 from ..errors import Mismatch
+from ..layout.cache_layout import CacheLayout
 from ..layout.kv_pool import KVPoolLayout
-from ..layout.kv_shape import Extent, KVShape
-from ..layout.tilings import TILINGS, Tiling
-from .parcel import ChipShare, ParcelPlan, classes_fit
+from .any_plan import Plan
+from .block_plan import BlockPlan
+from .cache_fit import direct_mismatches, raw_mismatches
+from .facts import MAX_PARTS, DecodeFacts, Mode, PrefillFacts
+from .parcel import ChipShare, ParcelPlan
+from .pool_fit import pool_mismatches
+from .raw_plan import RawPlan
 
-__all__ = ["DecodeFacts", "Pairing", "PrefillFacts", "chip_heads", "pair", "rank_heads"]
-
-
-# Prefill ranks, or chips of a decode side.
-MAX_PARTS = 1024
-
-
-class PrefillFacts(msgspec.Struct, frozen=True):
-    """What one prefill rank says of itself.
-
-    ``model``: fingerprint of the model.  ``ranks``/``rank``: tensor parallelism.  ``block_size``: tokens.
-    ``send_buffer_bytes``: capacity for parcels.  ``rope_half_split``: K is cached in HF order.
-    """
-
-    shape: KVShape
-    model: str
-    ranks: Extent
-    rank: int
-    block_size: Extent
-    send_buffer_bytes: int
-    rope_half_split: bool = True
-
-
-class DecodeFacts(msgspec.Struct, frozen=True):
-    """What a decode instance says of itself."""
-
-    shape: KVShape
-    model: str
-    layout: KVPoolLayout
+__all__ = [
+    "AnyPairing",
+    "DecodeFacts",
+    "DirectPairing",
+    "HostPairing",
+    "Pairing",
+    "PrefillFacts",
+    "chip_heads",
+    "pair",
+    "rank_heads",
+    "smallest_parcel",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +40,113 @@ class Pairing:
     layout: KVPoolLayout
     shares: tuple[ChipShare, ...]
 
+    @property
+    def mode(self) -> Mode:
+        return "hawk"
+
+    @property
+    def chips(self) -> int:
+        return self.layout.chips
+
+    @property
+    def heads(self) -> int:
+        """KV heads of a chip."""
+        return self.layout.heads
+
+    @property
+    def block_size(self) -> int:
+        """Tokens of decode's blocks."""
+        return self.layout.block_size
+
+    @property
+    def granule(self) -> int:
+        """Decode's blocks of which a parcel, but a transfer's last one, has a multiple."""
+        return 1
+
+    @property
+    def detail(self) -> str:
+        """Decode's layout in words."""
+        return _words(self.layout)
+
     def plan(self, blocks: int) -> ParcelPlan:
+        """What ``blocks`` of decode's blocks are on its device."""
         return ParcelPlan(self.layout, self.shares, blocks)
+
+    def parcel(self, first_block: int, blocks: int, tokens: int) -> Plan:
+        """The parcel of blocks ``first_block`` and up of a transfer of ``tokens`` tokens."""
+        return self.plan(blocks)
+
+
+@dataclass(frozen=True, slots=True)
+class HostPairing(Pairing):
+    """Mode host: the rank sends its blocks as they are, of ``source``, and decode's host converts them."""
+
+    source: CacheLayout
+
+    @property
+    def mode(self) -> Mode:
+        return "host"
+
+    @property
+    def granule(self) -> int:
+        size = self.layout.block_size
+        return math.lcm(size, self.source.block_size) // size
+
+    @property
+    def detail(self) -> str:
+        raw = f"{self.source.codec} in blocks of {self.source.block_size} tokens"
+        return f"mode host, {raw}, converted into {_words(self.layout)}"
+
+    def parcel(self, first_block: int, blocks: int, tokens: int) -> RawPlan:
+        size = self.layout.block_size
+        return RawPlan(self.plan(blocks), self.source, min(blocks * size, tokens - first_block * size))
+
+
+@dataclass(frozen=True, slots=True)
+class DirectPairing:
+    """Mode direct: equal caches on both sides, read from the one into the other.  There is one rank and one chip."""
+
+    layout: CacheLayout
+
+    @property
+    def mode(self) -> Mode:
+        return "direct"
+
+    @property
+    def shares(self) -> tuple[ChipShare, ...]:
+        return (ChipShare(0, tuple((head, head) for head in range(self.layout.heads))),)
+
+    @property
+    def chips(self) -> int:
+        return 1
+
+    @property
+    def heads(self) -> int:
+        return self.layout.heads
+
+    @property
+    def block_size(self) -> int:
+        return self.layout.block_tokens
+
+    @property
+    def granule(self) -> int:
+        return 1
+
+    @property
+    def detail(self) -> str:
+        layout = self.layout
+        return f"mode direct, {layout.codec} as {layout.backend} keeps it, block size {layout.block_tokens}"
+
+    def parcel(self, first_block: int, blocks: int, tokens: int) -> BlockPlan:
+        return BlockPlan(self.layout, blocks)
+
+
+AnyPairing = Pairing | DirectPairing
+
+
+def _words(layout: KVPoolLayout) -> str:
+    cut = f"{layout.chips} chips x {layout.banks} banks, block size {layout.block_size}"
+    return f"{layout.kind} {layout.codec}, {cut}"
 
 
 def rank_heads(kv_heads: int, ranks: int) -> tuple[tuple[int, ...], ...] | None:
@@ -76,16 +168,30 @@ def _split(heads: int, parts: int) -> tuple[tuple[int, ...], ...] | None:
     return None
 
 
-def pair(prefill: PrefillFacts, decode: DecodeFacts) -> Pairing | tuple[Mismatch, ...]:
+def pair(prefill: PrefillFacts, decode: DecodeFacts) -> AnyPairing | tuple[Mismatch, ...]:
     """The pairing of one prefill rank with a decode instance, or every reason why there is none.
 
     A mismatch's ``prefill`` and ``decode`` name both values; ``fix`` says which flag mends it.
     """
     found = _shape_mismatches(prefill, decode)
-    oversized = _size_mismatches(prefill, decode)
-    if oversized:
-        return (*found, *oversized)  # before anything is worked out from these counts
-    layout, shape = decode.layout, decode.shape
+    if prefill.ranks > MAX_PARTS:  # before anything is worked out from this count
+        fix = "check --tensor-parallel-size on the prefill side"
+        oversized = Mismatch("tensor_parallel_size", str(prefill.ranks), f"supports at most {MAX_PARTS}", fix)
+        return (*found, oversized)
+    if isinstance(decode.layout, CacheLayout):
+        found.extend(direct_mismatches(prefill, decode.layout))
+        return tuple(found) or DirectPairing(decode.layout)
+    return _pair_pools(prefill, decode, decode.layout, found)
+
+
+def _pair_pools(
+    prefill: PrefillFacts, decode: DecodeFacts, layout: KVPoolLayout, found: list[Mismatch]
+) -> Pairing | tuple[Mismatch, ...]:
+    """``pair`` for a device's pools; ``found``: what differs already."""
+    if layout.chips > MAX_PARTS:  # likewise
+        fix = "check the decode side's device package"
+        return (*found, Mismatch("chips", f"supports at most {MAX_PARTS}", str(layout.chips), fix))
+    shape = decode.shape
     ranks = rank_heads(shape.kv_heads, prefill.ranks)
     if ranks is None or not 0 <= prefill.rank < prefill.ranks:
         found.append(
@@ -106,21 +212,34 @@ def pair(prefill: PrefillFacts, decode: DecodeFacts) -> Pairing | tuple[Mismatch
                 "the decode side's number of chips must divide, or be a multiple of, the KV heads",
             )
         )
-    found.extend(_layout_mismatches(prefill, layout))
+    found.extend(pool_mismatches(prefill, layout))
+    found.extend(raw_mismatches(prefill, decode.mode, ranks))
     if found or ranks is None or chips is None:
         return tuple(found)
-    pairing = Pairing(layout, _shares(prefill.rank, ranks, chips))
-    block_bytes = pairing.plan(1).nbytes
-    if block_bytes > prefill.send_buffer_bytes:
+    shares = _shares(prefill.rank, ranks, chips)
+    if decode.mode == "host" and prefill.cache is not None:
+        pairing: Pairing = HostPairing(layout, shares, prefill.cache)
+    else:
+        pairing = Pairing(layout, shares)
+    least = smallest_parcel(pairing)
+    if least > prefill.send_buffer_bytes:
         return (
             Mismatch(
                 "send_buffer_bytes",
                 str(prefill.send_buffer_bytes),
-                f"{block_bytes} bytes for one block of {layout.block_size} tokens",
-                f"set send_buffer_bytes on the prefill side to at least {block_bytes}",
+                f"{least} bytes for one block of {pairing.granule * layout.block_size} tokens",
+                f"set send_buffer_bytes on the prefill side to at least {least}",
             ),
         )
     return pairing
+
+
+def smallest_parcel(pairing: AnyPairing) -> int:
+    """Bytes that the send buffer must have room for; 0 where nothing goes through it."""
+    if isinstance(pairing, DirectPairing):
+        return 0
+    blocks = pairing.granule
+    return pairing.parcel(0, blocks, blocks * pairing.block_size).nbytes
 
 
 def _shares(rank: int, ranks: tuple[tuple[int, ...], ...], chips: tuple[tuple[int, ...], ...]) -> tuple[ChipShare, ...]:
@@ -153,105 +272,4 @@ def _shape_mismatches(prefill: PrefillFacts, decode: DecodeFacts) -> list[Mismat
         here, there = getattr(prefill.shape, field), getattr(decode.shape, field)
         if here != there:
             found.append(Mismatch(field, str(here), str(there), fix))
-    return found
-
-
-def _size_mismatches(prefill: PrefillFacts, decode: DecodeFacts) -> list[Mismatch]:
-    """Counts that no deployment has.  What follows takes time in proportion to them, and a peer chose one of them."""
-    most = f"supports at most {MAX_PARTS}"
-    found = []
-    if prefill.ranks > MAX_PARTS:
-        fix = "check --tensor-parallel-size on the prefill side"
-        found.append(Mismatch("tensor_parallel_size", str(prefill.ranks), most, fix))
-    if decode.layout.chips > MAX_PARTS:
-        fix = "check the decode side's device package"
-        found.append(Mismatch("chips", most, str(decode.layout.chips), fix))
-    return found
-
-
-def _layout_mismatches(prefill: PrefillFacts, layout: KVPoolLayout) -> list[Mismatch]:
-    found = []
-    known = "support for"
-    if layout.layers != prefill.shape.layers or layout.head_dim != prefill.shape.head_dim:
-        found.append(
-            Mismatch(
-                "pool",
-                f"{prefill.shape.layers} layers, head_dim {prefill.shape.head_dim}",
-                f"{layout.layers} layers, head_dim {layout.head_dim}",
-                "the decode side's pools do not fit its own model: check the device package",
-            )
-        )
-    tiling = next((t for t in TILINGS if t.name == layout.tiling), None)
-    if tiling is None:
-        names = ", ".join(t.name for t in TILINGS)
-        found.append(Mismatch("tiling", f"{known} {names}", layout.tiling, "serve one HAWK version on both sides"))
-    else:
-        found.extend(_tiling_mismatches(layout, tiling, known))
-    if layout.block_size % 16 or not 16 <= layout.block_size <= 4096:
-        found.append(
-            Mismatch(
-                "block_size",
-                str(prefill.block_size),
-                str(layout.block_size),
-                "the decode side's --block-size must be a multiple of 16 and at most 4096",
-            )
-        )
-    if not 1 <= layout.banks <= 64:
-        found.append(Mismatch("banks", f"{known} 1 to 64 banks", str(layout.banks), "check the device's bank table"))
-    if layout.alignment not in (16, 32, 64, 128, 256):
-        found.append(
-            Mismatch(
-                "alignment",
-                f"{known} 16 to 256 bytes",
-                str(layout.alignment),
-                "check the device's bank table",
-            )
-        )
-    if layout.channels == "linear" and layout.banks != 1:
-        found.append(
-            Mismatch("banks", f"{known} 1 bank in linear memory", str(layout.banks), "check the device package")
-        )
-    rotary = layout.rotary_dim
-    if rotary is not None and layout.rope_interleaved and (rotary % 2 or rotary > layout.head_dim):
-        found.append(
-            Mismatch(
-                "rotary_dim",
-                f"{known} an even number of at most {layout.head_dim} dims",
-                str(rotary),
-                "the decode side's rotary_dim does not fit its own model: check the device package",
-            )
-        )
-    if not found and not classes_fit(layout):
-        found.append(
-            Mismatch(
-                "shard_rows",
-                f"{known} whole shards for each block, or whole blocks in each shard",
-                f"shards of {layout.rule.shard_pages} pages, units of {layout.pages_per_unit}",
-                f"set shard_rows on the decode side to a divisor or a multiple of {layout.layers}"
-                if layout.kind == "cross_layer"
-                else "check the device package",
-            )
-        )
-    if not prefill.rope_half_split and layout.rope_interleaved:
-        found.append(
-            Mismatch(
-                "rope_interleaved",
-                "K is already interleaved",
-                "expects K to be permuted",
-                "set rope_interleaved to false on the decode side",
-            )
-        )
-    return found
-
-
-def _tiling_mismatches(layout: KVPoolLayout, tiling: Tiling, known: str) -> list[Mismatch]:
-    """What keeps a pool of this shape from being stored in ``tiling``."""
-    found = []
-    if layout.codec not in tiling.codecs:
-        names = ", ".join(tiling.codecs)
-        found.append(Mismatch("kv_dtype", f"{known} {names}", layout.codec, "choose one of these kv_dtype"))
-    for field, axis, extent in (("head_dim", "dim", layout.head_dim), ("block_size", "token", layout.block_size)):
-        if extent % tiling.tile(axis) and axis not in tiling.padded:
-            fix = f"{tiling.name} does not pad: {field} must be a multiple of {tiling.tile(axis)}"
-            found.append(Mismatch(field, f"{known} tiles of {tiling.tile(axis)}", str(extent), fix))
     return found

@@ -13,6 +13,7 @@ import numpy as np
 import xxhash
 
 from .parcel import ParcelPlan
+from .raw_plan import RawPlan
 from .segments import Segments
 
 __all__ = ["landed_digest", "parcel_digest", "wanted_ranges"]
@@ -21,8 +22,11 @@ __all__ = ["landed_digest", "parcel_digest", "wanted_ranges"]
 _MAX_PIECE = 1 << 30
 
 
-def wanted_ranges(plan: ParcelPlan, skip_blocks: int) -> Iterator[tuple[int, int]]:
+def wanted_ranges(plan: ParcelPlan | RawPlan, skip_blocks: int) -> Iterator[tuple[int, int]]:
     """(offset, length) in bytes of what blocks ``skip_blocks`` and up have in the parcel, in rising order, disjoint."""
+    if isinstance(plan, RawPlan):
+        yield from plan.wanted_ranges(skip_blocks)
+        return
     if not skip_blocks:
         if plan.nbytes:
             yield 0, plan.nbytes
@@ -36,7 +40,7 @@ def wanted_ranges(plan: ParcelPlan, skip_blocks: int) -> Iterator[tuple[int, int
                     yield (first_row + (pool * plan.blocks + skip_blocks) * count) * pitch, length
 
 
-def parcel_digest(plan: ParcelPlan, skip_blocks: int, piece: Callable[[int, int], memoryview]) -> str:
+def parcel_digest(plan: ParcelPlan | RawPlan, skip_blocks: int, piece: Callable[[int, int], memoryview]) -> str:
     """The digest, 32 hex digits.  ``piece(offset, length)`` gives bytes of the parcel."""
     state = xxhash.xxh3_128()
     for offset, length in wanted_ranges(plan, skip_blocks):
@@ -45,7 +49,7 @@ def parcel_digest(plan: ParcelPlan, skip_blocks: int, piece: Callable[[int, int]
     return state.hexdigest()
 
 
-def landed_digest(plan: ParcelPlan, skip_blocks: int, region: int, segments: Segments) -> str:
+def landed_digest(plan: ParcelPlan | RawPlan, skip_blocks: int, region: int, segments: Segments) -> str:
     """The digest of the parcel at remote address ``region`` as its reads left it in local memory.
 
     ``segments`` cover at least the wanted blocks; their local ranges are addresses in this process.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..errors import Mismatch
-from ..plan.pairing import Pairing
+from ..plan.pairing import AnyPairing
 from ..protocol.messages import PairingStatus
 from ..protocol.prefill import PrefillProtocol
 from ..protocol.snapshot import clipped
@@ -34,7 +34,7 @@ def prefill_gauges(protocol: PrefillProtocol, connections: int) -> dict[str, int
 def peer_states(protocol: PrefillProtocol) -> dict[str, tuple[str, str]]:
     """(state of the pairing, of the circuit) of each decode side; prefill has no circuits."""
     return {
-        epoch: ("paired" if isinstance(verdict, Pairing) else "refused", "closed")
+        epoch: ("refused" if isinstance(verdict, tuple) else "paired", "closed")
         for epoch, verdict in protocol.peers().items()
     }
 
@@ -53,8 +53,7 @@ def prefill_pairings(protocol: PrefillProtocol) -> list[PairingStatus]:
     ]
 
 
-def _detail(verdict: Pairing | tuple[Mismatch, ...]) -> str:
-    if not isinstance(verdict, Pairing):
+def _detail(verdict: AnyPairing | tuple[Mismatch, ...]) -> str:
+    if isinstance(verdict, tuple):
         return clipped("; ".join(str(mismatch) for mismatch in verdict), 1024)
-    layout = verdict.layout
-    return f"{layout.kind} {layout.codec}, {layout.chips} chips x {layout.banks} banks, block size {layout.block_size}"
+    return verdict.detail

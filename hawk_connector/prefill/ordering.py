@@ -7,7 +7,7 @@ queue work, so events order the streams.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -19,8 +19,16 @@ class StepOrder(Protocol):
         """Called on the step's thread when a step's work has been queued."""
         ...
 
-    def pack(self, work: Callable[[], None]) -> None:
-        """Runs a pack after the steps so far; returns when its bytes are in the send buffer."""
+    def steps_so_far(self) -> object:
+        """The steps that have ended, to say later what a pack has to wait for.  Called on any thread."""
+        ...
+
+    def pack(self, work: Callable[[], None], after: object = None) -> None:
+        """Runs a pack; returns when its bytes are in the send buffer, or nothing of it is under way any more.
+
+        ``after``: what ``steps_so_far`` said when the pack was asked for, since steps that have ended meanwhile need
+        not be waited for.  None: all steps up to now.
+        """
         ...
 
     def blocks_reused(self) -> None:
@@ -34,7 +42,10 @@ class HostOrder:
     def step_ended(self) -> None:
         pass
 
-    def pack(self, work: Callable[[], None]) -> None:
+    def steps_so_far(self) -> object:
+        return None
+
+    def pack(self, work: Callable[[], None], after: object = None) -> None:
         work()
 
     def blocks_reused(self) -> None:
@@ -42,26 +53,44 @@ class HostOrder:
 
 
 class CudaOrder:
-    """For a cache on a CUDA device: packs run on a stream of their own.  Not yet run on hardware."""
+    """For a cache on a CUDA device: packs run on a stream of their own.  Not yet run on hardware.
 
-    def __init__(self, device: torch.device) -> None:
+    Every step and every pack has an event of its own.  One event for all would be recorded anew by one thread while
+    another makes its stream wait for it.  A pack that is queued only after ``blocks_reused`` is not waited for: its
+    generation is older than the preemption by then, and what it reads is discarded.
+    """
+
+    def __init__(self, device: torch.device, cuda: Any = torch.cuda) -> None:
+        """``cuda``: streams, events and contexts as ``torch.cuda`` has them."""
+        self._cuda = cuda
         self._device = device
-        self._stream = torch.cuda.Stream(device)
-        self._stepped = torch.cuda.Event()
-        self._packed = torch.cuda.Event()
+        self._stream = cuda.Stream(device)
+        self._stepped: Any = None
 
     def step_ended(self) -> None:
-        self._stepped.record(torch.cuda.current_stream(self._device))
+        stepped = self._cuda.Event()
+        stepped.record(self._cuda.current_stream(self._device))
+        self._stepped = stepped
 
-    def pack(self, work: Callable[[], None]) -> None:
-        with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
-            self._stream.wait_event(self._stepped)
-            work()
-            self._packed.record(self._stream)
-        self._packed.synchronize()
+    def steps_so_far(self) -> object:
+        return self._stepped
+
+    def pack(self, work: Callable[[], None], after: object = None) -> None:
+        stepped = self._stepped if after is None else after
+        with self._cuda.device(self._device), self._cuda.stream(self._stream):
+            if stepped is not None:
+                self._stream.wait_event(stepped)
+            try:
+                work()
+            finally:
+                # After an error too: what it has queued still writes into a region that will soon be another's.
+                # A blocking event sleeps where the default one would spin.
+                packed = self._cuda.Event(blocking=True)
+                packed.record(self._stream)
+                packed.synchronize()
 
     def blocks_reused(self) -> None:
-        torch.cuda.current_stream(self._device).wait_stream(self._stream)
+        self._cuda.current_stream(self._device).wait_stream(self._stream)
 
 
 def step_order(device: torch.device) -> StepOrder:

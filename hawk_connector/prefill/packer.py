@@ -1,4 +1,5 @@
-"""The packer: one thread that packs parcels, and computes digests of packed ones, in the order of the protocol."""
+"""The packer: one thread that packs parcels, waits for steps where nothing is packed, and computes digests, in the
+order of the protocol."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ import queue
 import threading
 from collections.abc import Callable
 
-from ..protocol.prefill_actions import Hash, Pack
+from ..protocol.prefill_actions import Hash, Pack, Settle
 
 __all__ = ["Packer"]
 
@@ -15,25 +16,29 @@ _log = logging.getLogger(__name__)
 
 
 class Packer:
-    """``pack`` and ``digest`` do the work of one job; ``packed(job, ok)`` or ``hashed(job, digest or None)`` is called
-    when it has ended.  All four on this thread."""
+    """``pack``, ``settle`` and ``digest`` do the work of one job; ``packed(job, ok)`` or
+    ``hashed(job, digest or None)`` is called when it has ended.  All five on this thread.
+
+    What else the thread is to do beforehand, such as compiling, comes as a callable."""
 
     def __init__(
         self,
         pack: Callable[[Pack], None],
+        settle: Callable[[Settle], None],
         packed: Callable[[int, bool], object],
         digest: Callable[[Hash], str],
         hashed: Callable[[int, str | None], object],
     ) -> None:
         self._pack = pack
+        self._settle = settle
         self._packed = packed
         self._digest = digest
         self._hashed = hashed
-        self._jobs: queue.SimpleQueue[Pack | Hash | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[Pack | Settle | Hash | Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="hawk-packer", daemon=True)
         self._thread.start()
 
-    def submit(self, job: Pack | Hash) -> None:
+    def submit(self, job: Pack | Settle | Hash | Callable[[], None]) -> None:
         self._jobs.put(job)
 
     def close(self, timeout_s: float) -> None:
@@ -44,19 +49,24 @@ class Packer:
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
             try:
-                if isinstance(job, Pack):
+                if isinstance(job, Hash):
+                    self._hashed(job.job, self._computed(job))
+                elif isinstance(job, (Pack, Settle)):
                     self._packed(job.job, self._done(job))
                 else:
-                    self._hashed(job.job, self._computed(job))
+                    job()
             except Exception:
-                _log.exception("reporting a %s of transfer %s failed", type(job).__name__.lower(), job.transfer)
+                _log.exception("the packer met an unexpected error in %s", job)
 
-    def _done(self, job: Pack) -> bool:
+    def _done(self, job: Pack | Settle) -> bool:
         try:
-            self._pack(job)
+            if isinstance(job, Pack):
+                self._pack(job)
+            else:
+                self._settle(job)
         except Exception:
             # One transfer's failure must not end the packing of others; decode recomputes this one.
-            _log.exception("packing blocks from %d of transfer %s failed", job.first_block, job.transfer)
+            _log.exception("a %s of transfer %s failed", type(job).__name__.lower(), job.transfer)
             return False
         return True
 

@@ -10,21 +10,26 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 
+import msgspec
 import torch
 
 from ..config import PrefillConfig
-from ..errors import ProtocolError
+from ..errors import LocalError, ProtocolError, UnsupportedError
+from ..layout.kv_pool import KVPoolLayout
 from ..metrics import Outcome, TransferLog, TransferReport
 from ..monitor import SideMonitor
-from ..plan.pairing import PrefillFacts
+from ..plan.pairing import HostPairing, Pairing, PrefillFacts
 from ..plan.parcel_digest import parcel_digest
+from ..plan.raw_plan import RawPlan
 from ..protocol.epochs import IdSource, random_id
 from ..protocol.lease import Clock
 from ..protocol.messages import (
     DRAIN_REFUSED,
+    PROTOCOL_VERSION,
     Abort,
     Done,
     Drain,
@@ -40,18 +45,22 @@ from ..protocol.messages import (
     foreign_hello,
 )
 from ..protocol.prefill import PrefillProtocol
-from ..protocol.prefill_actions import Ended, Hash, Pack, PrefillLimits, ReleaseBlocks, Send
+from ..protocol.prefill_actions import Ended, Hash, Pack, PrefillLimits, ReleaseBlocks, Send, Settle
 from ..protocol.prefill_view import prefill_snapshot
 from ..protocol.snapshot import TransferSnapshot
 from ..protocol.transfer import Transfer
-from ..transform.reference import LayerSource, pack_parcel
+from ..transform.packing import ParcelPacker, parcel_packer
+from ..transform.reference import LayerSource
 from ..transport.engine import EngineFactory, TransferEngine
+from ..transport.local import local_session
 from ..transport.loop import ChannelLoop
 from ..transport.side_channel import SideChannelClient, SideChannelServer
+from .kv_source import CacheSource, cache_source
 from .measures import peer_detail, peer_states, prefill_gauges, prefill_pairings
 from .metadata import PrefillStep, RankHandshake
 from .ordering import StepOrder, step_order
 from .packer import Packer
+from .raw_copy import copy_blocks
 from .send_buffer import SendBuffer
 
 __all__ = ["PrefillWorker"]
@@ -88,12 +97,15 @@ class PrefillWorker:
         clock: Clock = time.monotonic,
         wall_clock: Clock = time.time,
         new_id: IdSource = random_id,
+        packers: Callable[[torch.device, int], ParcelPacker] = parcel_packer,
     ) -> None:
-        """``facts``: this rank's; ``server``: its side channel, already listening."""
+        """``facts``: this rank's; ``server``: its side channel, already listening; ``packers``: who packs, by the
+        cache's device and the number of threads."""
         self._config = config
         self._facts = facts
         self._server = server
         self._clock = clock
+        self._packers = packers
         self._wall_clock = wall_clock
         self._epoch = new_id()
         self._engine: TransferEngine = make_engine()
@@ -109,8 +121,14 @@ class PrefillWorker:
             "prefill", self._epoch, self.log, self._snapshot, stall_s=config.stall_report_s, clock=clock, logger=_log
         )
         self._layers: list[LayerSource] = []
+        self._cache: CacheSource | None = None
+        self._exposed = False
+        self._device = torch.device("cpu")
         self._block_ratio = 1
         self._order: StepOrder | None = None
+        self._packing: ParcelPacker | None = None
+        self._prepared: set[KVPoolLayout] = set()
+        self._steps_before: dict[int, object] = {}  # of a job that waits for the packer: the steps to wait for
         self._protocol: PrefillProtocol | None = None
         self._packer: Packer | None = None
         self._loop = ChannelLoop("hawk-prefill", [server], self._on_message, self._on_turn)
@@ -122,20 +140,29 @@ class PrefillWorker:
         host = self._config.peer_host
         return RankHandshake(f"{f'[{host}]' if ':' in host else host}:{address.port}", self._epoch)
 
-    def register(self, layers: list[LayerSource], block_size: int) -> None:
-        """Starts serving: ``layers`` are vLLM's caches, ``block_size`` vLLM's tokens per block."""
-        device = layers[0].k.device
+    def register(self, layers: list[LayerSource], block_size: int, cache: CacheSource | None = None) -> None:
+        """Starts serving: ``layers`` are vLLM's caches, ``block_size`` vLLM's tokens per block.
+
+        ``cache``: the same as whole blocks, by default worked out from ``layers``; these may be none where only their
+        kernels can read its blocks.
+        """
+        self._cache = cache if cache is not None else _whole_blocks(layers, block_size)
+        device = self._device = layers[0].k.device if layers or cache is None else cache.blocks[0].device
         # Over TCP the bytes leave through host memory; an RDMA engine reads them where the cache is.
         buffer_device = device if self._config.protocol == "rdma" else torch.device("cpu")
         self._buffer = SendBuffer(self._facts.send_buffer_bytes, buffer_device)
         self._engine.register(self._buffer.address, self._buffer.nbytes)
         self._layers = layers
         # vLLM may split its blocks for the attention kernel; ids are then in units of the larger ones.
-        self._block_ratio = block_size // layers[0].k.shape[2]
+        self._block_ratio = block_size // layers[0].k.shape[2] if layers else 1
+        if self._cache is not None:
+            self._facts = msgspec.structs.replace(self._facts, cache=self._cache.memory.layout)
         self._order = step_order(device)
         config = self._config
+        self._packing = self._packers(device, config.pack_threads)
         limits = PrefillLimits(
             parcel_tokens=config.parcel_tokens,
+            parcel_bytes=config.parcel_bytes,
             lease_s=config.lease_s,
             buffer_wait_s=config.buffer_wait_s,
             verdict_keep_s=config.verdict_keep_s,
@@ -146,9 +173,15 @@ class PrefillWorker:
             digests=config.parcel_digest,
         )
         self._protocol = PrefillProtocol(
-            self._facts, limits, self._epoch, self._engine.session, self._buffer.address, self._clock
+            self._facts,
+            limits,
+            self._epoch,
+            self._engine.session,
+            self._buffer.address,
+            self._clock,
+            _process_session(),
         )
-        self._packer = Packer(self._pack, self._packed, self._hash, self._hashed)
+        self._packer = Packer(self._pack, self._settle, self._packed, self._hash, self._hashed)
         self._loop.start()
         _log.info(
             "prefill rank %d of %d: side channel %s, engine %s, send buffer %.0f MiB",
@@ -201,7 +234,7 @@ class PrefillWorker:
                     sending.block_ids = progress.block_ids
                     if progress.tokens >= sending.tokens:
                         sending.prefilled_at = self._wall_clock()
-                    self._protocol.computed(transfer, progress.tokens)
+                    self._protocol.computed(transfer, progress.tokens, progress.block_ids)
             for request in step.finished:
                 self._ended_for_vllm(request, abandoned=False)
             for request in step.abandoned:
@@ -242,6 +275,7 @@ class PrefillWorker:
 
     def _pack(self, job: Pack) -> None:
         with self._lock:
+            after = self._steps_before.pop(job.job, None)
             sending = self._sending.get(job.transfer)
         if sending is None:
             return  # ended meanwhile; the protocol discards the result
@@ -249,22 +283,39 @@ class PrefillWorker:
         table = torch.tensor(block_ids, dtype=torch.int64)
         if self._block_ratio > 1:
             table = (table[:, None] * self._block_ratio + torch.arange(self._block_ratio)).reshape(-1)
-        table = table.to(self._layers[0].k.device)
         region = self._buffer.region(job.region, job.plan.nbytes)
 
         def work() -> None:
-            if region.device == table.device:
-                pack_parcel(self._layers, table, job.plan, job.first_block, job.tokens, region)
+            plan = job.plan
+            if isinstance(plan, RawPlan):
+                self._copy(plan, table, job.first_block, region)
             else:
-                staged = torch.empty(job.plan.nbytes, dtype=torch.uint8, device=table.device)
-                pack_parcel(self._layers, table, job.plan, job.first_block, job.tokens, staged)
-                region.copy_(staged, non_blocking=True)
+                assert self._packing is not None
+                self._packing.pack(self._layers, table, plan, job.first_block, job.tokens, region)
 
         assert self._order is not None
         start = self._clock()
-        self._order.pack(work)
+        self._order.pack(work, after)
         sending.pack_s += self._clock() - start
         sending.wire_bytes += job.plan.nbytes
+
+    def _copy(self, plan: RawPlan, table: torch.Tensor, first_block: int, region: torch.Tensor) -> None:
+        """A parcel of mode host: blocks as they are."""
+        assert self._cache is not None  # else there is no such pairing
+        table = table.to(self._device)
+        if region.device == self._device:
+            copy_blocks(self._cache.blocks, table, plan, first_block, region)
+        else:
+            staged = torch.empty(plan.nbytes, dtype=torch.uint8, device=self._device)
+            copy_blocks(self._cache.blocks, table, plan, first_block, staged)
+            region.copy_(staged, non_blocking=True)
+
+    def _settle(self, job: Settle) -> None:
+        """Waits for the steps before it, in order with the packs."""
+        assert self._order is not None
+        with self._lock:
+            after = self._steps_before.pop(job.job, None)
+        self._order.pack(lambda: None, after)
 
     def _packed(self, job: int, ok: bool) -> None:
         assert self._protocol is not None
@@ -297,6 +348,8 @@ class PrefillWorker:
             if foreign is None:
                 raise
             message = foreign
+        if isinstance(message, Hello) and message.facts.mode == "direct" and message.version == PROTOCOL_VERSION:
+            self._expose()
         with self._lock:
             if isinstance(message, Drain):
                 self._outbox.append((peer, encode(self._drain(self._server.may_command(peer)))))
@@ -308,24 +361,63 @@ class PrefillWorker:
             elif isinstance(message, (Hello, ForeignHello, Pull, Renew, Done, Abort)):
                 self._protocol.receive(peer, message)
                 self._dispatch()
+                if isinstance(message, Hello):
+                    self._prepare()
 
     def _on_turn(self) -> float:
         assert self._protocol is not None
         with self._lock:
             self._protocol.tick()
             self._dispatch()
+        while self._outbox:  # before anything that nobody waits for
+            peer, payload = self._outbox.popleft()
+            self._server.send(peer, payload)
+        with self._lock:
             self._measure()
             protocol = self._protocol
             changes = self._monitor.peer_changes(peer_states(protocol), lambda epoch: peer_detail(protocol, epoch))
             stalls = self._monitor.watch(self._protocol.live)
         self._monitor.say(stalls)
         self._monitor.say_peers(changes)
-        while self._outbox:
-            peer, payload = self._outbox.popleft()
-            self._server.send(peer, payload)
         return _TURN_S
 
+    def _expose(self) -> None:
+        """Lets peers read vLLM's cache itself, once the first one asks: else nobody needs more than the send buffer.
+
+        On the channel loop's thread, since registering may pin all of the cache.  Where it fails, mode direct is
+        refused.
+        """
+        assert self._protocol is not None
+        if self._exposed or self._cache is None:
+            return
+        self._exposed = True
+        memory = self._cache.memory
+        registered: list[int] = []
+        try:
+            for start, length in memory.regions:
+                self._engine.register(start, length)
+                registered.append(start)
+        except LocalError as error:
+            for start in registered:
+                self._engine.unregister(start)
+            _log.error("vLLM's cache cannot be read in mode direct: %s", error)
+            return
+        _log.info("mode direct: peers can read vLLM's cache, %.0f MiB", sum(n for _, n in memory.regions) / 2**20)
+        with self._lock:
+            self._protocol.expose(memory.bases)
+
     # --- under the lock
+
+    def _prepare(self) -> None:
+        """Has the packer compile what new pairings need, before the first parcel waits for it."""
+        assert self._protocol is not None and self._packer is not None
+        packing, layers = self._packing, self._layers
+        for pairing in self._protocol.peers().values():
+            if isinstance(pairing, Pairing) and not isinstance(pairing, HostPairing) and packing is not None:
+                layout = pairing.layout
+                if layers and layout not in self._prepared:
+                    self._prepared.add(layout)
+                    self._packer.submit(partial(packing.prepare, layers, layout))
 
     def _ended_for_vllm(self, request: str, abandoned: bool) -> None:
         assert self._protocol is not None
@@ -339,11 +431,18 @@ class PrefillWorker:
 
     def _dispatch(self) -> None:
         """Hands the protocol's actions to whoever carries them out."""
-        assert self._protocol is not None and self._packer is not None
-        for action in self._protocol.take_actions():
+        assert self._protocol is not None and self._packer is not None and self._order is not None
+        actions = deque(self._protocol.take_actions())
+        while actions:
+            action = actions.popleft()
             if isinstance(action, Send):
                 self._outbox.append((action.identity, encode(action.message)))
-            elif isinstance(action, (Pack, Hash)):
+            elif isinstance(action, Settle) and self._device.type == "cpu":
+                self._protocol.packed(action.job, True)  # a step that has ended on a CPU has written
+                actions.extend(self._protocol.take_actions())
+            elif isinstance(action, (Pack, Settle, Hash)):
+                if not isinstance(action, Hash):
+                    self._steps_before[action.job] = self._order.steps_so_far()
                 self._packer.submit(action)
             elif isinstance(action, ReleaseBlocks):
                 self._released.add(self._sending[action.transfer].request)
@@ -364,7 +463,7 @@ class PrefillWorker:
                 reason=ended.reason or "",
                 failure=ended.reason,
                 tokens=sending.tokens,
-                wire_bytes=sending.wire_bytes,
+                wire_bytes=sending.wire_bytes + ended.read_in_place,
                 parcels=ended.parcels,
                 pack_s=sending.pack_s,
                 prefilled_at=sending.prefilled_at,
@@ -409,3 +508,21 @@ class PrefillWorker:
         return self._monitor.status(
             protocol.held(), prefill_pairings(protocol), protocol.live, self._unready(), dropped
         )
+
+
+def _whole_blocks(layers: list[LayerSource], block_size: int) -> CacheSource | None:
+    """The cache as whole blocks; None where its layers are not kept alike, so that only mode hawk can be served."""
+    try:
+        return cache_source(layers, block_size)
+    except UnsupportedError as error:
+        _log.info("modes direct and host are not served: %s", error)
+        return None
+
+
+def _process_session() -> str:
+    """This process's session for readers on its own machine; empty where there can be none."""
+    try:
+        return local_session()
+    except LocalError as error:
+        _log.debug("no peer can read this process by protocol local: %s", error)
+        return ""

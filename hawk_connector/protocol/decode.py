@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..plan.block_plan import BlockPlan
 from ..plan.pairing import DecodeFacts
 from ..series import Failure
 from .decode_actions import (
@@ -306,17 +307,23 @@ class DecodeProtocol:
         link = self.links[rank.rank.address]
         if fetch is None or link.pairing is None or fetch.state is not FetchState.AWAITED:
             return
-        expected = link.pairing.plan(fetch.blocks).nbytes
-        if ready.nbytes != expected:
-            reason = f"{rank.rank.address} offers {ready.nbytes} bytes for a parcel of {expected}"
+        plan = link.pairing.parcel(fetch.first_block, fetch.blocks, load.ticket.tokens)
+        if ready.nbytes != plan.nbytes:
+            reason = f"{rank.rank.address} offers {ready.nbytes} bytes for a parcel of {plan.nbytes}"
             self._fail(load, "offer", reason, by=[rank])
             return
+        if isinstance(plan, BlockPlan):
+            try:
+                plan = plan.at(link.welcome.cache if link.welcome is not None else (), ready.blocks)
+            except ValueError as error:
+                self._fail(load, "offer", f"{rank.rank.address} offers a parcel in place: {error}", by=[rank])
+                return
         if self._limits.link.digests and not ready.digest:
             reason = f"{rank.rank.address} offers a parcel without the digest that parcel_digest asks for"
             self._fail(load, "offer", f"{reason}; install the same release of hawk-connector on both sides", by=[rank])
             return
         fetch.state, fetch.generation, fetch.address = FetchState.OFFERED, ready.generation, ready.address
-        fetch.digest = ready.digest
+        fetch.digest, fetch.plan = ready.digest, plan
 
     def _start_reads(self) -> None:
         """Starts offered parcels, oldest load first, up to each peer's limit, not through an engine to be fenced."""
@@ -331,18 +338,18 @@ class DecodeProtocol:
                 for fetch in rank.fetches or ():
                     if not self._reads.may_start(address):
                         break
-                    if fetch.state is FetchState.OFFERED:
+                    if fetch.state is FetchState.OFFERED and fetch.plan is not None:
                         fetch.state = FetchState.READING
                         read = self._reads.start(RunningRead(load.request, address, fetch.index), rank.rank.epoch)
                         skip = max(0, load.first_block - fetch.first_block)
                         first = fetch.first_block + skip - load.first_block
                         ids = (0,) * skip + load.block_ids[first : first + fetch.blocks - skip]
-                        plan = link.pairing.plan(fetch.blocks)
-                        session = link.welcome.engine
                         # A digest is of all blocks up to the end: one that is read in part cannot be checked.
                         digest = fetch.digest if len(ids) == fetch.blocks else ""
                         self._actions.append(
-                            Read(read, load.request, address, session, fetch.address, plan, ids, skip, digest)
+                            Read(
+                                read, load.request, address, link.session, fetch.address, fetch.plan, ids, skip, digest
+                            )
                         )
 
     def _fail(self, load: Load, kind: Failure, reason: str, by: Sequence[RankFetches] = ()) -> None:

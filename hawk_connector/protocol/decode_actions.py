@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..plan.parcel import ParcelPlan
+from ..plan.any_plan import Plan
 from ..series import Failure
 from .link import LinkLimits
 from .messages import DecodeMessage
@@ -41,6 +41,7 @@ class Disconnect:
 class Read:
     """Read a parcel: ``region`` is its address in engine ``session`` of the rank at ``address``.
 
+    Of a BlockPlan there is no region: the plan says where its blocks lie.
     ``block_ids``: decode's block for each block of the plan; the first ``skip_blocks`` are placeholders.
     ``digest``: what the bytes of the others must have, empty where nobody asked for one.  Answer with ``read_ended``.
     """
@@ -50,7 +51,7 @@ class Read:
     address: str
     session: str
     region: int
-    plan: ParcelPlan
+    plan: Plan
     block_ids: tuple[int, ...]
     skip_blocks: int
     digest: str = ""

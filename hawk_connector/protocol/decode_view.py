@@ -18,8 +18,7 @@ def load_snapshot(load: Load, now: float) -> TransferSnapshot:
     states = [fetch.state for rank in load.ranks for fetch in rank.fetches or ()]
     numbers = {state: states.count(state) for state in FetchState}
     counts = ", ".join(f"{number} {state.name.lower()}" for state, number in numbers.items() if number)
-    per_rank = [(rank, _parcel_bytes(rank)) for rank in load.ranks]
-    sizes = [of_rank[fetch.blocks] for rank, of_rank in per_rank for fetch in rank.fetches or ()]
+    sizes = [size for rank in load.ranks for size in _parcel_bytes(rank, load.ticket.tokens)]
     ended = [size for size, state in zip(sizes, states, strict=True) if state in _ENDED]
     phase, waits_for = _phase(load, states)
     failed = load.failure is not None
@@ -41,11 +40,13 @@ def load_snapshot(load: Load, now: float) -> TransferSnapshot:
     )
 
 
-def _parcel_bytes(rank: RankFetches) -> dict[int, int]:
-    """Bytes of the rank's parcels by their blocks: a plan takes time, and of parcels there are two sizes at most."""
-    pairing = rank.pairing
-    blocks = {fetch.blocks for fetch in rank.fetches or ()}
-    return {count: pairing.plan(count).nbytes if pairing is not None else 0 for count in blocks}
+def _parcel_bytes(rank: RankFetches, tokens: int) -> list[int]:
+    """Bytes of each of the rank's parcels.  A plan takes time, and all parcels but the last have one size."""
+    fetches = rank.fetches or []
+    if rank.pairing is None or not fetches:
+        return [0] * len(fetches)
+    first, last = (rank.pairing.parcel(f.first_block, f.blocks, tokens).nbytes for f in (fetches[0], fetches[-1]))
+    return [first] * (len(fetches) - 1) + [last]
 
 
 def _phase(load: Load, states: Collection[FetchState]) -> tuple[str, str]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
 from ..errors import Mismatch
-from ..plan.pairing import DecodeFacts, Pairing, pair
+from ..plan.pairing import AnyPairing, DecodeFacts, DirectPairing, pair
 from .circuit import Circuit, CircuitLimits
 from .lease import RESEND_GROWTH, Clock, Resend
 from .messages import PROTOCOL_VERSION, Hello, Refused, Stale, Welcome
@@ -29,6 +29,7 @@ class LinkLimits:
     """Times in seconds.  ``hello_every_s``: how often a paired link shows and asks for a sign of life.
 
     ``retry_s``: pause before a link that is down says Hello again.  ``digests``: each parcel's digest is asked for.
+    ``by_process``: reads go by the peer's session for its own machine, not by that of its transfer engine.
     ``forget_s``, ``max_links``: see ``link_book``.
     """
 
@@ -41,6 +42,7 @@ class LinkLimits:
     retry_s: float = 1.0
     circuit: CircuitLimits = field(default_factory=CircuitLimits)
     digests: bool = False
+    by_process: bool = False
 
 
 class PeerLink:
@@ -58,7 +60,7 @@ class PeerLink:
         self.address = address
         self.state = LinkState.IDLE
         self.welcome: Welcome | None = None
-        self.pairing: Pairing | None = None
+        self.pairing: AnyPairing | None = None
         self.mismatches: tuple[Mismatch, ...] = ()
         self.heard_at = clock()
         self.settled_at: float | None = None
@@ -88,6 +90,13 @@ class PeerLink:
         return self.state not in (LinkState.CONNECTING, LinkState.PAIRED)
 
     @property
+    def session(self) -> str:
+        """The peer's session that reads name."""
+        if self.welcome is None:
+            return ""
+        return self.welcome.process if self._limits.by_process else self.welcome.engine
+
+    @property
     def detail(self) -> str:
         """The link in words, for status pages and failures."""
         if self.state is LinkState.REFUSED:
@@ -100,7 +109,9 @@ class PeerLink:
                 f"chip {share.chip}: heads {', '.join(f'{r}->{c}' for r, c in share.heads)}"
                 for share in self.pairing.shares
             )
-            return f"rank {facts.rank} of {facts.ranks}, {facts.shape.dtype}, block size {facts.block_size}; {heads}"
+            about = f"rank {facts.rank} of {facts.ranks}, {facts.shape.dtype}, block size {facts.block_size}"
+            mode = "" if self.pairing.mode == "hawk" else f", mode {self.pairing.mode}"
+            return f"{about}{mode}; {heads}"
         return ""
 
     def settled_since(self, since: float) -> bool:
@@ -157,11 +168,11 @@ class PeerLink:
             self._settle(LinkState.REFUSED, message.mismatches)
             return None
         found = self._own_verdict(message)
-        if isinstance(found, Pairing):
+        if isinstance(found, tuple):
+            self._settle(LinkState.REFUSED, found)
+        else:
             self.welcome, self.pairing = message, found
             self._settle(LinkState.PAIRED, ())
-        else:
-            self._settle(LinkState.REFUSED, tuple(found))
         return None
 
     def tick(self) -> Hello | None:
@@ -182,21 +193,28 @@ class PeerLink:
     def settled_at_or(self, default: float) -> float:
         return default if self.settled_at is None else self.settled_at
 
-    def _own_verdict(self, welcome: Welcome) -> Pairing | Iterable[Mismatch]:
+    def _own_verdict(self, welcome: Welcome) -> AnyPairing | tuple[Mismatch, ...]:
         if welcome.version != PROTOCOL_VERSION:
             fix = "install the same release of hawk-connector on both sides"
-            return [Mismatch("protocol version", str(welcome.version), str(PROTOCOL_VERSION), fix)]
+            return (Mismatch("protocol version", str(welcome.version), str(PROTOCOL_VERSION), fix),)
         if welcome.lease_s < 2 * self._limits.renew_s:
             # So that one lost Renew does not end a lease.
             fix = "raise lease_s on the prefill side or lower renew_s on the decode side"
             renew = f"renew_s {self._limits.renew_s:g}, of which a lease must hold two"
-            return [Mismatch("lease_s", f"{welcome.lease_s:g}", renew, fix)]
+            return (Mismatch("lease_s", f"{welcome.lease_s:g}", renew, fix),)
         longest = self._limits.resend_s * RESEND_GROWTH
         if welcome.verdict_keep_s <= longest:
             fix = "raise verdict_keep_s on the prefill side or lower resend_s on the decode side"
             resend = f"resend_s {self._limits.resend_s:g}, so that a Done is repeated after up to {longest:g} s"
-            return [Mismatch("verdict_keep_s", f"{welcome.verdict_keep_s:g}", resend, fix)]
-        return pair(welcome.facts, self._facts)
+            return (Mismatch("verdict_keep_s", f"{welcome.verdict_keep_s:g}", resend, fix),)
+        if self._limits.by_process and not welcome.process:
+            fix = "use protocol tcp or rdma on the decode side"
+            return (Mismatch("process", "no session for its own machine", "reads with protocol local", fix),)
+        verdict = pair(welcome.facts, self._facts)
+        if isinstance(verdict, DirectPairing) and len(welcome.cache) != verdict.layout.layers:
+            layers, fix = f"{verdict.layout.layers} layers", "install the same release of hawk-connector on both sides"
+            return (Mismatch("kv cache", f"addresses of {len(welcome.cache)} layers", layers, fix),)
+        return verdict
 
     def _settle(self, state: LinkState, mismatches: tuple[Mismatch, ...]) -> None:
         self.state = state
@@ -215,12 +233,12 @@ class PeerLink:
         )
 
 
-def unfed_heads(pairings: Sequence[Pairing]) -> list[tuple[int, int]]:
+def unfed_heads(pairings: Sequence[AnyPairing]) -> list[tuple[int, int]]:
     """(chip, head) pairs of the decode side that not exactly one of a transfer's ranks sends.
 
     Which ranks a transfer has is what a client said, so that together they fill the cache is not to be taken for
     granted.
     """
-    layout = pairings[0].layout
+    chips, heads = pairings[0].chips, pairings[0].heads
     fed = Counter((share.chip, head) for p in pairings for share in p.shares for _, head in share.heads)
-    return [(c, h) for c in range(layout.chips) for h in range(layout.heads) if fed[c, h] != 1]
+    return [(c, h) for c in range(chips) for h in range(heads) if fed[c, h] != 1]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from ..plan.pairing import Pairing
+from ..plan.any_plan import Plan
+from ..plan.pairing import AnyPairing
 from ..series import Failure
 from .lease import Resend
 from .messages import Accepted, Claimed, Gone, Ready, Renewed
@@ -29,7 +30,10 @@ class FetchState(Enum):
 
 @dataclass(slots=True)
 class Fetch:
-    """One parcel of one rank: blocks ``first_block`` .. ``first_block + blocks`` of the transfer."""
+    """One parcel of one rank: blocks ``first_block`` .. ``first_block + blocks`` of the transfer.
+
+    ``plan``: what is read for it, once it is offered, from ``address`` on or wherever the plan says.
+    """
 
     index: int
     first_block: int
@@ -38,6 +42,7 @@ class Fetch:
     generation: int = 0
     address: int = 0
     digest: str = ""
+    plan: Plan | None = None
     read_failed: bool = False
     done: Resend | None = None
 
@@ -55,7 +60,7 @@ class RankFetches:
     fetches: list[Fetch] | None = None
     needless: bool = False
     judged: bool = False
-    pairing: Pairing | None = None
+    pairing: AnyPairing | None = None
 
     @property
     def complete(self) -> bool:

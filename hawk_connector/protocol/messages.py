@@ -19,6 +19,7 @@ from .snapshot import TransferSnapshot
 
 __all__ = [
     "DRAIN_REFUSED",
+    "MAX_BLOCKS_NAMED",
     "MAX_MESSAGE_BYTES",
     "PROTOCOL_VERSION",
     "Abort",
@@ -49,8 +50,9 @@ __all__ = [
     "foreign_hello",
 ]
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 MAX_MESSAGE_BYTES = 1 << 20
+MAX_BLOCKS_NAMED = 1 << 16  # in one Ready; they fit a message
 _MAX_REPEATED = 300
 DRAIN_REFUSED = (
     "only the owner of this side's own key pair may drain it: give the key file that the side itself has "
@@ -62,6 +64,7 @@ Id = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{32}\Z")]
 Digest = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
 ParcelDigest = Annotated[str, msgspec.Meta(pattern=r"^([0-9a-f]{32})?\Z")]
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 24)]
+BlockId = Annotated[int, msgspec.Meta(ge=0, le=(1 << 32) - 1)]
 Bytes64 = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 Text = Annotated[str, msgspec.Meta(max_length=1024)]
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=86400)]
@@ -150,7 +153,11 @@ class Drain(_Message, frozen=True, tag="drain"):
 
 
 class Welcome(_ToPeer, frozen=True, tag="welcome"):
-    """The pairing is accepted.  ``engine``: transfer-engine session of this rank."""
+    """The pairing is accepted.  ``engine``: transfer-engine session of this rank.
+
+    ``process``: its session for readers on the same machine, empty where there is none.  ``cache``: address of each
+    layer's cache, for a peer in mode direct only.
+    """
 
     version: Count
     facts: PrefillFacts
@@ -158,6 +165,8 @@ class Welcome(_ToPeer, frozen=True, tag="welcome"):
     lease_s: Seconds
     number: Count = 0
     verdict_keep_s: Seconds = 60.0
+    process: Text = ""
+    cache: Annotated[tuple[Bytes64, ...], msgspec.Meta(max_length=4096)] = ()
 
     def __post_init__(self) -> None:
         _check_texts(model=self.facts.model, dtype=self.facts.shape.dtype)
@@ -189,7 +198,8 @@ class Ready(_OfClaim, frozen=True, tag="ready"):
     """A parcel can be read: ``nbytes`` at ``address`` of the prefill rank's engine session.
 
     ``digest``: of the blocks that the claimant wants (see ``plan.parcel_digest``); empty where neither side asks for
-    it.
+    it.  ``blocks``: in mode direct the ids of the parcel's blocks in the prefill side's cache, in the place of an
+    address.
     """
 
     parcel: Count
@@ -197,6 +207,7 @@ class Ready(_OfClaim, frozen=True, tag="ready"):
     address: Bytes64
     nbytes: Bytes64
     digest: ParcelDigest = ""
+    blocks: Annotated[tuple[BlockId, ...], msgspec.Meta(max_length=MAX_BLOCKS_NAMED)] = ()
 
 
 class Renewed(_OfClaim, frozen=True, tag="renewed"):

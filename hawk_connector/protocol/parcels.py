@@ -11,8 +11,12 @@ from __future__ import annotations
 from collections import Counter, deque
 from dataclasses import dataclass
 
-from ..plan.pairing import Pairing
-from .prefill_actions import Hash, Pack
+from ..plan.block_plan import BlockPlan
+from ..plan.pairing import AnyPairing, DirectPairing
+from ..plan.parcel import ParcelPlan
+from ..plan.raw_plan import RawPlan
+from .messages import MAX_BLOCKS_NAMED
+from .prefill_actions import Hash, Pack, Settle
 from .regions import RegionAllocator
 from .transfer import Parcel, ParcelState, Transfer
 
@@ -21,11 +25,14 @@ __all__ = ["HashJob", "PackJob", "ParcelQueue"]
 
 @dataclass(frozen=True, slots=True)
 class PackJob:
-    """A pack that is out.  Its result counts only while ``parcel.job`` is this job's number."""
+    """A pack that is out.  Its result counts only while ``parcel.job`` is this job's number.
+
+    ``region``: None for a parcel that is read in place.
+    """
 
     transfer: Transfer
     parcel: Parcel
-    region: int
+    region: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +45,13 @@ class HashJob:
 
 
 class ParcelQueue:
-    """``capacity``: bytes of the send buffer.  ``parcel_tokens``: tokens of a parcel, in whole decode blocks."""
+    """``capacity``: bytes of the send buffer.  ``parcel_tokens``, ``parcel_bytes``: what a parcel has at most, in whole
+    decode blocks, of which it has one at least."""
 
-    def __init__(self, capacity: int, parcel_tokens: int) -> None:
+    def __init__(self, capacity: int, parcel_tokens: int, parcel_bytes: int) -> None:
         self.regions = RegionAllocator(capacity)
         self._parcel_tokens = parcel_tokens
+        self._parcel_bytes = parcel_bytes
         self._queue: deque[tuple[Transfer, Parcel]] = deque()
         self._jobs: dict[int, PackJob] = {}
         self._hashes: dict[int, HashJob] = {}
@@ -62,33 +71,44 @@ class ParcelQueue:
         """Whether no pack of the transfer is out, a stale one included."""
         return not any(job.transfer is transfer for job in self._jobs.values())
 
-    def cut(self, transfer: Transfer, pairing: Pairing) -> None:
+    def cut(self, transfer: Transfer, pairing: AnyPairing) -> None:
         """Cuts the transfer into parcels for ``pairing``; what was packed for another layout is dropped."""
         for parcel in transfer.parcels:
             self.withdraw(transfer, parcel)
         transfer.pairing = pairing
         transfer.parcels = []
-        layout = pairing.layout
-        block_bytes = pairing.plan(1).nbytes
-        if not block_bytes:
+        size, unit = pairing.block_size, pairing.granule
+        in_place = isinstance(pairing, DirectPairing)
+        unit_bytes = pairing.parcel(0, unit, unit * size).nbytes
+        if not unit_bytes:
             return
-        fitting = self.regions.capacity // block_bytes
-        full = max(1, min(self._parcel_tokens // layout.block_size, fitting))
+        fitting = MAX_BLOCKS_NAMED if in_place else self.regions.capacity // unit_bytes * unit
+        wanted = min(self._parcel_tokens // size // unit, self._parcel_bytes // unit_bytes) * unit
+        full = max(unit, min(wanted, fitting))
         transfer.parcel_blocks = full
-        blocks = -(-transfer.tokens // layout.block_size)
-        for index, first in enumerate(range(0, blocks, transfer.parcel_blocks)):
-            count = min(transfer.parcel_blocks, blocks - first)
-            tokens = min((first + count) * layout.block_size, transfer.tokens)
-            transfer.parcels.append(Parcel(index, first, count, tokens, pairing.plan(count).nbytes))
-        # A full parcel of this layout, whether or not this transfer is long enough to have one.
-        self._room = max(self._room, pairing.plan(full).nbytes)
+        blocks = -(-transfer.tokens // size)
+        for index, first in enumerate(range(0, blocks, full)):
+            count = min(full, blocks - first)
+            tokens = min((first + count) * size, transfer.tokens)
+            nbytes = pairing.parcel(first, count, transfer.tokens).nbytes
+            transfer.parcels.append(Parcel(index, first, count, tokens, nbytes, in_place))
+        if not in_place:
+            # A full parcel of this layout, whether or not this transfer is long enough to have one.
+            self._room = max(self._room, pairing.parcel(0, full, full * size).nbytes)
 
-    def enqueue_computed(self, transfer: Transfer) -> None:
-        """Queues the parcels whose tokens are computed."""
+    def enqueue_computed(self, transfer: Transfer) -> list[Settle]:
+        """Queues the parcels whose tokens are computed; those that are read in place wait for nothing but memory."""
+        settles: list[Settle] = []
         for parcel in transfer.parcels:
-            if parcel.state is ParcelState.WAITING and parcel.tokens <= transfer.computed:
+            if parcel.state is not ParcelState.WAITING or parcel.tokens > transfer.computed:
+                continue
+            if parcel.in_place:
+                job = self._out(transfer, parcel, None)
+                settles.append(Settle(job, transfer.id))
+            else:
                 parcel.state = ParcelState.QUEUED
                 self._queue.append((transfer, parcel))
+        return settles
 
     def start(self, share: float) -> list[Pack]:
         """Starts queued packs as far as the send buffer has room.
@@ -116,14 +136,18 @@ class ParcelQueue:
                     read_by.add(peer)
             self._owners[region] = transfer
             self._queue.remove((transfer, parcel))
-            job, self._next_job = self._next_job, self._next_job + 1
-            parcel.state, parcel.region, parcel.job = ParcelState.PACKING, region, job
-            parcel.generation, parcel.digest, parcel.hash_job = transfer.generation, None, None
-            self._jobs[job] = PackJob(transfer, parcel, region)
-            assert transfer.pairing is not None
-            plan = transfer.pairing.plan(parcel.blocks)
+            job = self._out(transfer, parcel, region)
+            plan = _packed_plan(transfer, parcel)
             started.append(Pack(job, transfer.id, parcel.first_block, transfer.tokens, region, plan))
         return started
+
+    def _out(self, transfer: Transfer, parcel: Parcel, region: int | None) -> int:
+        """The number of a new pack job, which alone may complete the parcel."""
+        job, self._next_job = self._next_job, self._next_job + 1
+        parcel.state, parcel.region, parcel.job = ParcelState.PACKING, region, job
+        parcel.generation, parcel.digest, parcel.hash_job = transfer.generation, None, None
+        self._jobs[job] = PackJob(transfer, parcel, region)
+        return job
 
     def take_job(self, job: int) -> PackJob | None:
         """The pack that has ended, which is out no longer; its region is the caller's to free or keep."""
@@ -133,11 +157,11 @@ class ParcelQueue:
         """Starts the computing of a packed parcel's digest; nothing where that is under way."""
         if parcel.hash_job is not None and self._hashes[parcel.hash_job].skip_blocks == skip_blocks:
             return []
-        assert transfer.pairing is not None and parcel.region is not None
+        assert parcel.region is not None
         job, self._next_job = self._next_job, self._next_job + 1
         parcel.hash_job = job
         self._hashes[job] = HashJob(transfer, parcel, skip_blocks)
-        return [Hash(job, transfer.id, parcel.region, transfer.pairing.plan(parcel.blocks), skip_blocks)]
+        return [Hash(job, transfer.id, parcel.region, _packed_plan(transfer, parcel), skip_blocks)]
 
     def take_hash(self, job: int) -> HashJob | None:
         """The digest job that has ended."""
@@ -186,3 +210,11 @@ class ParcelQueue:
             self.regions.release(region)
             return None
         return region
+
+
+def _packed_plan(transfer: Transfer, parcel: Parcel) -> ParcelPlan | RawPlan:
+    """The plan of a parcel that goes through the send buffer."""
+    assert transfer.pairing is not None
+    plan = transfer.pairing.parcel(parcel.first_block, parcel.blocks, transfer.tokens)
+    assert not isinstance(plan, BlockPlan)
+    return plan

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 from ..errors import Mismatch
-from ..plan.pairing import Pairing, PrefillFacts, pair
+from ..plan.pairing import AnyPairing, DirectPairing, PrefillFacts, pair, smallest_parcel
 from .lease import Clock
 from .messages import PROTOCOL_VERSION, ForeignHello, Hello
 from .prefill_actions import PrefillLimits
@@ -19,19 +19,23 @@ __all__ = ["Peer", "PeerBook"]
 class Peer:
     """A paired decode side.  ``digests``: it asks for each parcel's digest."""
 
-    pairing: Pairing
+    pairing: AnyPairing
     identity: str
     seen_at: float
     digests: bool
 
 
 class PeerBook:
-    """By the decode sides' epochs.  ``capacity``: usable bytes of the send buffer."""
+    """By the decode sides' epochs.  ``capacity``: usable bytes of the send buffer.
+
+    ``exposed``: whether peers can read vLLM's cache itself, which those in mode direct do.
+    """
 
     def __init__(self, facts: PrefillFacts, limits: PrefillLimits, capacity: int, clock: Clock) -> None:
         self._facts = facts
         self._limits = limits
         self._capacity = capacity
+        self.exposed = False
         self._clock = clock
         self._peers: OrderedDict[str, Peer] = OrderedDict()
         self._refused: OrderedDict[str, tuple[Mismatch, ...]] = OrderedDict()
@@ -69,7 +73,7 @@ class PeerBook:
         for epoch in [e for e, peer in self._peers.items() if peer.seen_at + self._limits.peer_keep_s <= now]:
             del self._peers[epoch]
 
-    def eager_pairing(self) -> Pairing | None:
+    def eager_pairing(self) -> AnyPairing | None:
         """The pairing to pack for before anyone asks: the one that all paired decode sides share."""
         pairings = {peer.pairing for peer in self._peers.values()}
         return pairings.pop() if len(pairings) == 1 else None
@@ -79,7 +83,7 @@ class PeerBook:
         """Whether any of them asks for digests."""
         return any(peer.digests for peer in self._peers.values())
 
-    def verdicts(self) -> dict[str, Pairing | tuple[Mismatch, ...]]:
+    def verdicts(self) -> dict[str, AnyPairing | tuple[Mismatch, ...]]:
         """Pairings and refusals."""
         return {**{epoch: peer.pairing for epoch, peer in self._peers.items()}, **self._refused}
 
@@ -89,15 +93,35 @@ class PeerBook:
             self._refused.popitem(last=False)
         return mismatches
 
-    def _pair(self, hello: Hello) -> Pairing | tuple[Mismatch, ...]:
-        """The pairing, where one block of it fits the usable part of the send buffer."""
+    def _pair(self, hello: Hello) -> AnyPairing | tuple[Mismatch, ...]:
+        """The pairing, where one block of it fits the usable part of the send buffer, or it needs none of it."""
         verdict = pair(self._facts, hello.facts)
-        if isinstance(verdict, Pairing) and verdict.plan(1).nbytes > self._capacity:
-            block = verdict.plan(1).nbytes
+        if isinstance(verdict, tuple):
+            return verdict
+        if isinstance(verdict, DirectPairing):
+            return tuple(self._not_direct(hello)) or verdict
+        block = smallest_parcel(verdict)
+        if block > self._capacity:
             least = -(-block // REGION_ALIGNMENT) * REGION_ALIGNMENT
             fix = f"set send_buffer_bytes on the prefill side to at least {least}"
             return (Mismatch("send_buffer_bytes", str(self._facts.send_buffer_bytes), f"{block} bytes a block", fix),)
         return verdict
+
+    def _not_direct(self, hello: Hello) -> list[Mismatch]:
+        """Why a decode side whose cache fits cannot be served in mode direct."""
+        found = []
+        if self._limits.digests or hello.digests:
+            here, there = (str(on).lower() for on in (self._limits.digests, hello.digests))
+            fix = (
+                "set parcel_digest to false on both sides, or serve mode hawk or host: in mode direct nothing is packed"
+            )
+            found.append(Mismatch("parcel_digest", here, there, fix))
+        if not self.exposed:
+            fix = "see the prefill side's log; over RDMA raise its limit of locked memory (ulimit -l unlimited)"
+            found.append(
+                Mismatch("kv cache", "memory that its transfer engine refused", "reads it in mode direct", fix)
+            )
+        return found
 
 
 def _other_version(version: int) -> tuple[Mismatch, ...]:

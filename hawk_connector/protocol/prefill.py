@@ -5,7 +5,9 @@ packer did (``packed``), what a peer said (``receive``) and the passing of time 
 with ``take_actions``: messages to send, parcels to pack, blocks to give back to vLLM.
 
 Theory of operation.  A parcel goes WAITING -> QUEUED -> PACKING -> OFFERED -> ACCEPTED (or SKIPPED).  vLLM's blocks are
-needed up to OFFERED, the send buffer's region from PACKING to ACCEPTED.  A transfer ends when all its parcels have
+needed up to OFFERED, the send buffer's region from PACKING to ACCEPTED.  In mode direct there is no region: a parcel is
+offered as soon as what the steps wrote is in memory (its job is a Settle), and vLLM's blocks are needed to ACCEPTED; a
+preemption takes the offer back even of a claimed one.  A transfer ends when all its parcels have
 ended, or by ``_end`` with a reason that every later question is answered with (Gone).  Reads are one-sided, so the only
 proof that a region was intact while it was read is that it is still on offer when Done comes: Accepted says so.
 """
@@ -15,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ..errors import Mismatch
-from ..plan.pairing import Pairing, PrefillFacts
+from ..plan.pairing import AnyPairing, PrefillFacts
 from .early_pulls import EarlyPulls
 from .graveyard import Graveyard, Tombstone
 from .lease import Clock, Lease
@@ -46,7 +48,10 @@ __all__ = ["PrefillProtocol"]
 
 
 class PrefillProtocol:
-    """One prefill rank.  ``buffer_address``: address of the send buffer as the engine ``session`` serves it."""
+    """One prefill rank.  ``buffer_address``: address of the send buffer as the engine ``session`` serves it.
+
+    ``process``: the session for readers on the same machine, empty where there is none.
+    """
 
     def __init__(
         self,
@@ -56,13 +61,16 @@ class PrefillProtocol:
         session: str,
         buffer_address: int,
         clock: Clock,
+        process: str = "",
     ) -> None:
         self.facts = facts
         self.limits = limits
         self.epoch = epoch
         self.session = session
+        self.process = process
         self.buffer_address = buffer_address
-        self._parcels = ParcelQueue(facts.send_buffer_bytes, limits.parcel_tokens)
+        self._cache: tuple[int, ...] = ()
+        self._parcels = ParcelQueue(facts.send_buffer_bytes, limits.parcel_tokens, limits.parcel_bytes)
         self._clock = clock
         self._peers = PeerBook(facts, limits, self._parcels.regions.capacity, clock)
         # One rank alone begins a transfer before it can answer its request.
@@ -104,7 +112,7 @@ class PrefillProtocol:
         """Transfers that have not ended, by id, the oldest first.  Not to be changed."""
         return self._transfers
 
-    def peers(self) -> dict[str, Pairing | tuple[Mismatch, ...]]:
+    def peers(self) -> dict[str, AnyPairing | tuple[Mismatch, ...]]:
         """Pairings and refusals by the decode side's epoch."""
         return self._peers.verdicts()
 
@@ -115,6 +123,11 @@ class PrefillProtocol:
         return min(times, default=None)
 
     # --- inputs from vLLM
+
+    def expose(self, cache: tuple[int, ...]) -> None:
+        """Peers can read each layer's cache at these addresses: from here on mode direct is served."""
+        self._cache = cache
+        self._peers.exposed = True
 
     def begin(self, transfer_id: str, digest: str, tokens: int) -> None:
         """A request whose KV is wanted elsewhere is being computed.
@@ -128,11 +141,12 @@ class PrefillProtocol:
         if early is not None:
             self.receive(early.identity, early.pull)
 
-    def computed(self, transfer_id: str, tokens: int) -> None:
-        """The first ``tokens`` of the request are in vLLM's cache (a step has ended)."""
+    def computed(self, transfer_id: str, tokens: int, block_ids: tuple[int, ...] = ()) -> None:
+        """The first ``tokens`` of the request are in vLLM's cache (a step has ended), in its blocks ``block_ids``."""
         transfer = self._transfers.get(transfer_id)
         if transfer is None or transfer.gone is not None:
             return
+        transfer.block_ids = block_ids
         transfer.computed = max(transfer.computed, min(tokens, transfer.tokens))
         self._advance(transfer)
 
@@ -140,15 +154,16 @@ class PrefillProtocol:
         """vLLM takes the request's blocks back now and computes it again later: packs that are out are stale.
 
         Packed parcels that nobody has claimed are dropped too.  They would be good still, but a request that waits for
-        vLLM's blocks must not hold the send buffer for which finished requests wait with vLLM's blocks.
+        vLLM's blocks must not hold the send buffer for which finished requests wait with vLLM's blocks.  Those that are
+        read in place are good no more, whoever reads them now: their Done will name an old generation.
         """
         transfer = self._transfers.get(transfer_id)
         if transfer is None:
             return
         transfer.generation += 1
-        transfer.computed = 0
+        transfer.computed, transfer.block_ids = 0, ()
         for parcel in transfer.parcels:
-            if parcel.state is not ParcelState.OFFERED or transfer.claim is None:
+            if parcel.state is not ParcelState.OFFERED or transfer.claim is None or parcel.in_place:
                 self._parcels.withdraw(transfer, parcel)
         self._pump()
 
@@ -203,7 +218,8 @@ class PrefillProtocol:
                 transfer.wait_until = parcel.offered_at + self.limits.buffer_wait_s
             self._offer(transfer, parcel)
         else:
-            self._parcels.release(done.region)
+            if done.region is not None:
+                self._parcels.release(done.region)
             if wanted:
                 parcel.region = None
                 self._end(transfer, "failed")
@@ -274,7 +290,7 @@ class PrefillProtocol:
 
     def _hello(self, identity: str, hello: Hello | ForeignHello) -> None:
         mismatches = self._peers.hello(identity, hello)
-        if mismatches:
+        if mismatches or isinstance(hello, ForeignHello):
             self._send(identity, Refused(epoch=self.epoch, to=hello.epoch, mismatches=mismatches, number=hello.number))
             return
         self._send(
@@ -288,6 +304,8 @@ class PrefillProtocol:
                 lease_s=self.limits.lease_s,
                 number=hello.number,
                 verdict_keep_s=self.limits.verdict_keep_s,
+                process=self.process,
+                cache=self._cache if hello.facts.mode == "direct" else (),
             ),
         )
         for transfer in list(self._transfers.values()):
@@ -389,13 +407,21 @@ class PrefillProtocol:
         claimed = transfer.claim is not None
         needs_digest = transfer.digests if claimed else self.limits.digests or self._peers.want_digests
         digest = ""
-        if needs_digest:
+        if needs_digest and not parcel.in_place:
             skip = max(0, transfer.first_block - parcel.first_block)
             if parcel.digest is None or parcel.digest.skip_blocks != skip:
                 self._actions.extend(self._parcels.hash(transfer, parcel, skip))
                 return
             digest = parcel.digest.value
-        if transfer.claim is None or transfer.claimant is None or parcel.region is None:
+        if transfer.claim is None or transfer.claimant is None:
+            return
+        address, blocks = 0, transfer.block_ids[parcel.first_block : parcel.first_block + parcel.blocks]
+        if not parcel.in_place:
+            if parcel.region is None:
+                return
+            address, blocks = self.buffer_address + parcel.region, ()
+        elif len(blocks) != parcel.blocks:  # whoever told of the tokens did not tell of their blocks
+            self._end(transfer, "failed")
             return
         self._send(
             transfer.claimant,
@@ -406,9 +432,10 @@ class PrefillProtocol:
                 claim=transfer.claim.nonce,
                 parcel=parcel.index,
                 generation=parcel.generation,
-                address=self.buffer_address + parcel.region,
+                address=address,
                 nbytes=parcel.nbytes,
                 digest=digest,
+                blocks=blocks,
             ),
         )
 
@@ -423,7 +450,7 @@ class PrefillProtocol:
             if eager is None:
                 return
             self._parcels.cut(transfer, eager)
-        self._parcels.enqueue_computed(transfer)
+        self._actions.extend(self._parcels.enqueue_computed(transfer))
         self._pump()
 
     def _pump(self) -> None:
@@ -478,7 +505,9 @@ class PrefillProtocol:
         if transfer.blocks_released and idle and (transfer.gone or transfer.completed):
             del self._transfers[transfer.id]
             self._graveyard.bury(transfer)
-            self._actions.append(Ended(transfer.id, transfer.gone, len(transfer.parcels)))
+            accepted = [p for p in transfer.parcels if p.state is ParcelState.ACCEPTED]
+            in_place = sum(p.nbytes for p in accepted if p.in_place)
+            self._actions.append(Ended(transfer.id, transfer.gone, len(transfer.parcels), in_place))
 
     # --- sending
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..plan.parcel import ParcelPlan
+from ..plan.raw_plan import RawPlan
 from .messages import Accepted, Claimed, Gone, GoneReason, Ready, Refused, Renewed, Stale, Welcome
 
-__all__ = ["Action", "Ended", "Hash", "Pack", "PrefillLimits", "ReleaseBlocks", "Send"]
+__all__ = ["Action", "Ended", "Hash", "Pack", "PrefillLimits", "ReleaseBlocks", "Send", "Settle"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +23,7 @@ class Send:
 class Pack:
     """Pack blocks ``first_block`` .. of a transfer into the send buffer at offset ``region``; answer with ``packed``.
 
-    Rows of ``tokens`` and later are zeros.
+    Rows of ``tokens`` and later are zeros.  A RawPlan's blocks are copied as they are.
     """
 
     job: int
@@ -30,7 +31,18 @@ class Pack:
     first_block: int
     tokens: int
     region: int
-    plan: ParcelPlan
+    plan: ParcelPlan | RawPlan
+
+
+@dataclass(frozen=True, slots=True)
+class Settle:
+    """Answer with ``packed`` once the transfer's blocks, as far as they are computed, are in memory for peers to read.
+
+    On a CPU they are when the step has ended, on a GPU when its events have passed.
+    """
+
+    job: int
+    transfer: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +55,7 @@ class Hash:
     job: int
     transfer: str
     region: int
-    plan: ParcelPlan
+    plan: ParcelPlan | RawPlan
     skip_blocks: int
 
 
@@ -56,14 +68,18 @@ class ReleaseBlocks:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The transfer is over; ``reason`` is None where every parcel was accepted or skipped."""
+    """The transfer is over; ``reason`` is None where every parcel was accepted or skipped.
+
+    ``read_in_place``: bytes of the accepted ones that no pack has counted.
+    """
 
     transfer: str
     reason: GoneReason | None
     parcels: int
+    read_in_place: int = 0
 
 
-Action = Send | Pack | Hash | ReleaseBlocks | Ended
+Action = Send | Pack | Settle | Hash | ReleaseBlocks | Ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,3 +100,4 @@ class PrefillLimits:
     peer_buffer_share: float = 0.5
     digests: bool = False
     early_pull_s: float = 1.0
+    parcel_bytes: int = 32 << 20

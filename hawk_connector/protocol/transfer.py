@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from ..plan.pairing import Pairing
+from ..plan.pairing import AnyPairing, DirectPairing
 from .lease import Lease
 from .messages import GoneReason
 
@@ -16,13 +16,13 @@ class ParcelState(Enum):
     WAITING = auto()  # its tokens are not computed yet
     QUEUED = auto()  # computed; waits in order for send-buffer space
     PACKING = auto()  # a pack job of the current generation is out
-    OFFERED = auto()  # packed; the claimant may read it
+    OFFERED = auto()  # packed, or in place; the claimant may read it
     ACCEPTED = auto()  # read and believed; the region is free again
     SKIPPED = auto()  # the claimant has these blocks already
 
     @property
     def needs_blocks(self) -> bool:
-        """Whether vLLM's blocks must still be held for it."""
+        """Whether vLLM's blocks must still be held for it, even where it is packed."""
         return self in (ParcelState.WAITING, ParcelState.QUEUED, ParcelState.PACKING)
 
     @property
@@ -43,7 +43,8 @@ class Parcel:
     """A run of decode blocks of one transfer: ``first_block`` .. ``first_block + blocks``.
 
     ``tokens``: prompt tokens that must be computed before it can be packed.  ``job``: number of the pack job that is
-    out, which alone may complete it.  ``hash_job``: likewise of the job that computes its digest.
+    out, which alone may complete it.  ``hash_job``: likewise of the job that computes its digest.  ``in_place``: it is
+    read in vLLM's cache (mode direct), and has no region.
     """
 
     index: int
@@ -51,6 +52,7 @@ class Parcel:
     blocks: int
     tokens: int
     nbytes: int
+    in_place: bool = False
     state: ParcelState = ParcelState.WAITING
     region: int | None = None
     generation: int = 0
@@ -58,6 +60,11 @@ class Parcel:
     offered_at: float = 0.0
     digest: ParcelDigest | None = None
     hash_job: int | None = None
+
+    @property
+    def needs_blocks(self) -> bool:
+        """Whether vLLM's blocks must still be held for it."""
+        return self.state.needs_blocks or (self.in_place and self.state is ParcelState.OFFERED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +79,7 @@ class Claim:
 class Transfer:
     """``generation`` rises with each preemption; a pack job of an older generation is discarded.
 
+    ``block_ids``: vLLM's blocks that hold the ``computed`` tokens, from the first; empty where nobody has said.
     ``first_block``: the claimant has the blocks below it.  ``digests``: its Readys carry their parcels' digests.
     """
 
@@ -80,11 +88,12 @@ class Transfer:
     tokens: int
     begun_at: float
     computed: int = 0
+    block_ids: tuple[int, ...] = ()
     generation: int = 0
     finished_at: float | None = None
     abandoned: bool = False
     blocks_released: bool = False
-    pairing: Pairing | None = None
+    pairing: AnyPairing | None = None
     parcel_blocks: int = 1
     parcels: list[Parcel] = field(default_factory=list)
     claim: Claim | None = None
@@ -101,8 +110,13 @@ class Transfer:
 
     @property
     def packed(self) -> bool:
-        """Whether every parcel has been packed, so that vLLM's blocks are no longer needed."""
-        return self.pairing is not None and not any(p.state.needs_blocks for p in self.parcels)
+        """Whether every parcel has been packed, or read where it lay, so that vLLM's blocks are no longer needed."""
+        return self.pairing is not None and not any(p.needs_blocks for p in self.parcels)
+
+    @property
+    def in_place(self) -> bool:
+        """Whether its parcels are read in vLLM's cache (mode direct)."""
+        return isinstance(self.pairing, DirectPairing)
 
     @property
     def completed(self) -> bool:

@@ -1,4 +1,4 @@
-"""``python -m hawk_connector.self_test HOST tcp|rdma``: runs it and prints the report as one line of JSON."""
+"""``python -m hawk_connector.self_test HOST tcp|rdma|local``: runs it and prints the report as one line of JSON."""
 
 from __future__ import annotations
 
@@ -9,17 +9,20 @@ import msgspec
 
 from hawk_connector.errors import ConfigError, HawkError
 from hawk_connector.transport.engine import TransferEngine
+from hawk_connector.transport.local import LocalEngine
 from hawk_connector.transport.mooncake import MooncakeEngine
 
 from .carrier import carrier
 from .parcel import SelfTestParcel
 from .report import Report
 
+Protocol = Literal["tcp", "rdma", "local"]
+
 _SEED = 7
 _TIMEOUT_S = 10
 
 
-def run(host: str, protocol: Literal["tcp", "rdma"]) -> Report:
+def run(host: str, protocol: Protocol) -> Report:
     """Two engines, one with the send buffer and one with the banks; the second reads from the first."""
     parcel = SelfTestParcel(_SEED)
     segments = parcel.segments()
@@ -27,11 +30,11 @@ def run(host: str, protocol: Literal["tcp", "rdma"]) -> Report:
     transport = "unknown"
     try:
         for memory in (parcel.sent, parcel.banks):
-            engines.append(MooncakeEngine(host, protocol=protocol, timeout_s=_TIMEOUT_S))
+            engines.append(_engine(host, protocol))
             engines[-1].register(memory.ctypes.data, memory.nbytes)
         source, target = engines
         target.read(source.session, segments)
-        transport = carrier()
+        transport = "local" if protocol == "local" else carrier()
         checked = parcel.check()
     except HawkError as error:
         return Report(str(error), transport, parcel.packer, segments.nbytes, segments.count)
@@ -41,11 +44,17 @@ def run(host: str, protocol: Literal["tcp", "rdma"]) -> Report:
     return Report("", transport, parcel.packer, segments.nbytes, segments.count, checked)
 
 
+def _engine(host: str, protocol: Protocol) -> TransferEngine:
+    if protocol == "local":
+        return LocalEngine(timeout_s=_TIMEOUT_S, readable=True)
+    return MooncakeEngine(host, protocol=protocol, timeout_s=_TIMEOUT_S)
+
+
 def main() -> None:
     host, protocol = sys.argv[1:]
-    if protocol not in ("tcp", "rdma"):
-        raise ConfigError("the protocol", expected="tcp or rdma", got=repr(protocol))
-    report = run(host, cast(Literal["tcp", "rdma"], protocol))
+    if protocol not in ("tcp", "rdma", "local"):
+        raise ConfigError("the protocol", expected="tcp, rdma or local", got=repr(protocol))
+    report = run(host, cast(Protocol, protocol))
     print(msgspec.json.encode(report).decode(), flush=True)
 
 

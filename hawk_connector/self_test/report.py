@@ -10,8 +10,9 @@ __all__ = ["Report"]
 class Report(msgspec.Struct, frozen=True):
     """``error``: what went wrong, empty where the bytes were right.
 
-    ``transport``: what carried them, by what the process held open: "tcp", "rdma", or "unknown".  ``packer``: what
-    packed them.  ``nbytes``, ``segments``: of the parcel.  ``elements``: how many were looked at in the banks.
+    ``transport``: what carried them, by what the process held open: "tcp", "rdma" or "unknown"; "local" by what that
+    protocol is.  ``packer``: what packed them.  ``nbytes``, ``segments``: of the parcel.  ``elements``: how many were
+    looked at in the banks.
     """
 
     error: str = ""

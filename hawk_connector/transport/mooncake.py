@@ -21,6 +21,8 @@ import os
 import socket
 import stat
 import struct
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,6 +30,7 @@ from ..address import bracketed
 from ..config import MAX_SEGMENTS_IN_FLIGHT
 from ..errors import ConfigError, LocalError, TransferFailed
 from .engine import EngineFactory, Segments, TransferEngine, describe_range
+from .pace import Pace
 
 __all__ = ["MooncakeEngine", "mooncake_factory", "shorten_accept_wait"]
 
@@ -54,13 +57,18 @@ class MooncakeEngine(TransferEngine):
         timeout_s: int,
         max_segments_per_batch: int = MAX_SEGMENTS_IN_FLIGHT,
         rdma_devices: Path = RDMA_DEVICES,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """``host``: the name or address under which peers reach this process.
+        """``host``: the name or address under which peers reach this process.  ``clock``, ``sleep``: seconds.
 
         Raises ConfigError when Mooncake is not installed, cannot start, or ``rdma`` has no device.
         """
         super().__init__(timeout_s=timeout_s, max_segments_per_batch=max_segments_per_batch)
         self._protocol = protocol
+        self._clock = clock
+        self._sleep = sleep
+        self._pace = Pace()
         _prepare_environment(protocol, timeout_s, rdma_devices)
         self._engine: Any = _load_mooncake().TransferEngine()
         if self._engine.initialize(bracketed(host), "P2PHANDSHAKE", protocol, "") != 0:
@@ -97,15 +105,22 @@ class MooncakeEngine(TransferEngine):
             )
 
     def _read_batch(self, session: str, segments: Segments) -> None:
-        # Releases the global lock, burns one core until the batch ends, and gives no reason on failure.
-        code = self._engine.batch_transfer_sync_read(
+        # The array calls of later versions would save about 50 us of 20 ms for 1024 segments.
+        start = self._clock()
+        batch = self._engine.batch_transfer_async_read(
             session, segments.local.tolist(), segments.remote.tolist(), segments.length.tolist()
         )
+        # Mooncake's wait releases the global lock but turns in a loop until the batch ends: on a machine with few cores
+        # it takes one from who sends.  It is called when the batch is nearly there.
+        if batch != 0 and (pause := self._pace.sleep_s(segments)) > 0:
+            self._sleep(pause)
+        code = self._engine.get_batch_transfer_status([batch]) if batch != 0 else -1
         if code != 0:
             raise TransferFailed(
                 f"reading {segments.count} segments ({segments.nbytes} bytes) from {session} failed, or gave "
                 f"no sign for {self._timeout_s:g} s (Mooncake code {code})"
             )
+        self._pace.took(segments, self._clock() - start)
 
     def _close(self) -> None:
         # Nothing short of destroying the object stops late writes; unregistering does not.

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from hawk_connector.config import HawkConfig
 from hawk_connector.decode.metadata import DecodeHandshake
 from hawk_connector.decode.scheduler import DecodeScheduler
+from hawk_connector.protocol.messages import PROTOCOL_VERSION
 from hawk_connector.transport.side_channel import SideChannelClient
 from tests.protocol.world import BLOCK, decode_facts
 
@@ -45,7 +46,7 @@ def side() -> Iterator[tuple[DecodeScheduler, Watched]]:
 
 def params(*addresses: Any, **changed: Any) -> dict[str, Any]:
     ranks = [{"address": address, "epoch": "a" * 32} for address in addresses]
-    hawk = {"v": 1, "transfer": "1" * 32, "tokens": TOKENS, "ranks": ranks, **changed}
+    hawk = {"v": PROTOCOL_VERSION, "transfer": "1" * 32, "tokens": TOKENS, "ranks": ranks, **changed}
     return {"do_remote_prefill": True, "hawk": hawk}
 
 
@@ -138,7 +139,7 @@ def test_no_name_is_resolved(side: tuple[DecodeScheduler, Watched], monkeypatch:
         {"tokens": float("nan")},
         {"tokens": True},
         {"tokens": "128"},
-        {"v": 2},
+        {"v": PROTOCOL_VERSION + 1},
         {"v": 10**30},
         {"transfer": "1" * 31},
         {"transfer": "1" * 32 + "\n"},
@@ -220,7 +221,7 @@ anything = st.recursive(
             | st.fixed_dictionaries(
                 {},
                 optional={
-                    "v": st.just(1) | anything,
+                    "v": st.just(PROTOCOL_VERSION) | anything,
                     "transfer": st.just("1" * 32) | anything,
                     "tokens": st.just(TOKENS) | anything,
                     "ranks": st.lists(

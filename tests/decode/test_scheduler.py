@@ -49,7 +49,10 @@ class World:
 
 def params(port: int) -> dict[str, Any]:
     ranks = [{"address": f"127.0.0.1:{port}", "epoch": "a" * 32}]
-    return {"do_remote_prefill": True, "hawk": {"v": 1, "transfer": "1" * 32, "tokens": 2 * BLOCK, "ranks": ranks}}
+    return {
+        "do_remote_prefill": True,
+        "hawk": {"v": PROTOCOL_VERSION, "transfer": "1" * 32, "tokens": 2 * BLOCK, "ranks": ranks},
+    }
 
 
 @pytest.fixture

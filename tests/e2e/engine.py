@@ -9,7 +9,9 @@ from __future__ import annotations
 import json
 import os
 import select
+import statistics
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -213,6 +215,49 @@ class Server:
                             {str(t): lp.logprob for t, lp in step.items()} for step in output.outputs[0].logprobs or ()
                         ],
                     }
+        raise RuntimeError(f"{request} did not finish")
+
+    def begin(self, prompt: Any, params: dict[str, Any], max_tokens: int, until_loading: bool = True) -> dict[str, Any]:
+        """Adds a request whose KV is elsewhere and steps until its load is under way; ``finish`` goes on with it."""
+        from vllm import SamplingParams
+
+        engine = self.llm.llm_engine
+        self.count += 1
+        request = f"begun-{self.count}"
+        extra = {"kv_transfer_params": params}
+        sampling = SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True, extra_args=extra)
+        engine.add_request(request, self._prompts([prompt])[0], sampling)
+        for _ in range(20000):
+            engine.step()
+            if not until_loading or self.held()["loads"]:
+                return {"request": request}
+        raise RuntimeError("the load did not begin")
+
+    def beside(self, prompt: Any, max_tokens: int) -> dict[str, Any]:
+        """Runs one request to its end beside whatever else is there; counts and times the steps after its first token.
+
+        ``longest_s`` is that of the longest such step.
+        """
+        from vllm import SamplingParams
+
+        engine = self.llm.llm_engine
+        self.count += 1
+        request = f"beside-{self.count}"
+        sampling = SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True)
+        engine.add_request(request, self._prompts([prompt])[0], sampling)
+        seen, times = 0, []
+        while engine.has_unfinished_requests():
+            begun = time.perf_counter()
+            outputs = engine.step()
+            if seen:
+                times.append(time.perf_counter() - begun)
+            for output in outputs:
+                if output.request_id == request:
+                    seen = len(output.outputs[0].token_ids)
+                    if output.finished:
+                        tokens = list(output.outputs[0].token_ids)
+                        median = statistics.median(times)
+                        return {"tokens": tokens, "steps": len(times), "median_s": median, "longest_s": max(times)}
         raise RuntimeError(f"{request} did not finish")
 
     def flip(self, chip: int, pool: int, bank: int, slot: int, byte: int, mask: int) -> dict[str, Any]:

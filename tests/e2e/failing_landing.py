@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hawk_connector.errors import TransferFailed
+from hawk_connector.plan.facts import Mode
 from hawk_connector.plan.segments import Segments
 from tt_plugin.landing import from_kv_caches as good_landing
 
@@ -41,8 +42,8 @@ class FailingLanding:
         return tuple(self._good.landed(segments))
 
 
-def from_kv_caches(kv_caches: Mapping[str, Any]) -> FailingLanding:
-    return FailingLanding(good_landing(kv_caches), Path(os.environ[VARIABLE]))
+def from_kv_caches(kv_caches: Mapping[str, Any], mode: Mode = "hawk") -> FailingLanding:
+    return FailingLanding(good_landing(kv_caches, mode), Path(os.environ[VARIABLE]))
 
 
 def installed(directory: Path) -> dict[str, str]:

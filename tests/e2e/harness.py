@@ -169,4 +169,17 @@ def decode_engine(
     return Engine(given, log, {"HAWK_NPU": "simulated"})
 
 
+def like_engine(
+    model: Path, log: Path, config: dict[str, Any] | None = None, policy: str = "recompute", **options: Any
+) -> Engine:
+    """A decode side in mode direct, on vLLM's stock CPU backend as the prefill side."""
+    transfer = {
+        "kv_connector": "HawkConnector",
+        "kv_role": "kv_consumer",
+        "kv_load_failure_policy": policy,
+        "kv_connector_extra_config": {"mode": "direct", **(config or {})},
+    }
+    return Engine({"model": str(model), "kv_transfer_config": transfer, **options}, log)
+
+
 REMOTE_DECODE = {"do_remote_decode": True, "do_remote_prefill": False}

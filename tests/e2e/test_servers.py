@@ -22,6 +22,7 @@ import yaml
 
 from hawk_connector.cli import commands
 from hawk_connector.cli import deployment as deployments
+from hawk_connector.protocol.messages import PROTOCOL_VERSION
 from tests.models.tiny import TinyLlama
 from tests.transport.waiting import eventually
 
@@ -289,7 +290,7 @@ def test_hawk_status_shows_a_live_transfer(up: Deployment) -> None:
     [
         {"do_remote_prefill": True},
         {"do_remote_prefill": True, "hawk": "junk"},
-        {"do_remote_prefill": True, "hawk": {"v": 1, "transfer": "00" * 16, "tokens": 1, "ranks": []}},
+        {"do_remote_prefill": True, "hawk": {"v": PROTOCOL_VERSION, "transfer": "00" * 16, "tokens": 1, "ranks": []}},
         {"do_remote_prefill": True, "remote_host": "192.0.2.1", "remote_port": 1, "remote_block_ids": [1]},
     ],
     ids=["empty", "junk", "no ranks", "another connector's"],

@@ -65,7 +65,13 @@ def fuzz_params(rng: random.Random, seen: Counter[str], config: DecodeConfig) ->
         {"address": f"127.0.0.1:{1 + n}", "epoch": f"{rng.getrandbits(128):032x}"}
         for n in range(rng.choice([1, 2, 64, 65]))
     ]
-    entry: Any = {"v": 1, "transfer": f"{rng.getrandbits(128):032x}", "tokens": 9, "ranks": ranks, "first_token": None}
+    entry: Any = {
+        "v": PROTOCOL_VERSION,
+        "transfer": f"{rng.getrandbits(128):032x}",
+        "tokens": 9,
+        "ranks": ranks,
+        "first_token": None,
+    }
     params: Any = {"do_remote_prefill": True, "do_remote_decode": False, HAWK_KEY: entry}
     for _ in range(rng.choice([0, 1, 1, 2, 3])):
         holder = rng.choice([params, entry, *ranks])

@@ -24,6 +24,7 @@ import zmq
 from hawk_connector.errors import ProtocolError
 from hawk_connector.protocol.messages import (
     MAX_MESSAGE_BYTES,
+    PROTOCOL_VERSION,
     Claimed,
     Gone,
     Hello,
@@ -123,7 +124,7 @@ class GoodClient:
 
     def served(self, patience_s: float = _PATIENCE_S) -> bool:
         self.number += 1
-        hello = Hello(epoch=self.epoch, version=1, facts=decode_facts(), number=self.number)
+        hello = Hello(epoch=self.epoch, version=PROTOCOL_VERSION, facts=decode_facts(), number=self.number)
         transfers = self.live_transfers()
         transfer = transfers[-1] if transfers else "0" * 32
         fields = {"epoch": self.epoch, "to": self.endpoint.epoch, "transfer": transfer}

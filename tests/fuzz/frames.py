@@ -15,7 +15,7 @@ import msgspec
 from hawk_connector.errors import Mismatch
 from hawk_connector.protocol import messages
 from hawk_connector.protocol.messages import encode
-from tests.protocol.world import decode_facts, prefill_facts
+from tests.protocol.world import decode_facts, direct_facts, prefill_facts
 
 __all__ = ["FrameSource"]
 
@@ -113,14 +113,20 @@ class FrameSource:
             return rng.choice(self.transfers) if rng.random() < 0.8 else self._id()
         known: dict[str, Callable[[], Any]] = {
             "claim": lambda: rng.choice(self.transfers) if rng.random() < 0.5 else self._id(),
-            "version": lambda: 1,
+            "version": lambda: messages.PROTOCOL_VERSION,
             "digest": lambda: f"{rng.getrandbits(256):064x}" if "64" in str(field.type) else "",
             "deliver": lambda: rng.random() < 0.5,
             "tokens": lambda: rng.choice([1, 32, 128, 1 << 24]),
             "engine": lambda: "127.0.0.1:17000",
             "lease_s": lambda: 30.0,
             "reason": lambda: rng.choice(get_args(messages.GoneReason)),
-            "blocks": lambda: rng.choice([0, 1, 4, 1 << 24]),
+            "blocks": lambda: (
+                tuple(range(rng.choice([0, 1, 2, 300])))
+                if "tuple" in str(field.type)
+                else rng.choice([0, 1, 4, 1 << 24])
+            ),
+            "process": lambda: "local:1:2:00000000-0000-0000-0000-000000000000:3",
+            "cache": lambda: (1 << 40,) * rng.choice([0, 1, 2]),
             "parcel_blocks": lambda: rng.choice([1, 2, 1 << 20]),
             "mismatches": lambda: (Mismatch("model", "a", "b", "serve one"),) * rng.choice([0, 1, 32]),
             "role": lambda: "prefill",
@@ -131,7 +137,9 @@ class FrameSource:
             "reports": lambda: (),
         }
         if name == "facts":
-            return prefill_facts() if "Prefill" in str(field.type) else decode_facts(codec=rng.choice(["bfp8", "bfp4"]))
+            if "Prefill" in str(field.type):
+                return prefill_facts()
+            return direct_facts() if rng.random() < 0.3 else decode_facts(codec=rng.choice(["bfp8", "bfp4"]))
         if name in known:
             return known[name]()
         if field.default is not msgspec.NODEFAULT:

@@ -10,8 +10,8 @@ from typing import Any, get_args
 
 from hawk_connector.protocol import messages
 from hawk_connector.protocol.decode_actions import Fence, Read, SendTo
-from hawk_connector.protocol.messages import Hello
-from hawk_connector.protocol.prefill_actions import Hash, Pack, PrefillLimits, Send
+from hawk_connector.protocol.messages import PROTOCOL_VERSION, Hello
+from hawk_connector.protocol.prefill_actions import Hash, Pack, PrefillLimits, Send, Settle
 from hawk_connector.protocol.ticket import RankAddress, Ticket
 from tests.fuzz.frames import FrameSource
 from tests.protocol.table import ADDRESS, DIGEST, P2, D, P, Table, claim
@@ -62,7 +62,8 @@ class Machines:
         transfer = rng.choice(self.transfers())
         tokens = (1, 31, 64, 129)[int(transfer, 16) % 4]
         table.prefill.begin(transfer, DIGEST, tokens)
-        table.prefill.computed(transfer, rng.choice([tokens, tokens // 2]))
+        blocks = rng.choice([-(-tokens // BLOCK), 0])
+        table.prefill.computed(transfer, rng.choice([tokens, tokens // 2]), tuple(range(blocks)))
         end = rng.choices([table.prefill.finished, table.prefill.abandoned, table.prefill.preempted], [6, 1, 1])[0]
         end(transfer)
         if len(table.worker._loads) < 8:
@@ -85,7 +86,7 @@ class Machines:
         table, rng = self.table, self.rng
         for action in table.prefill.take_actions():
             self.seen[type(action).__name__] += 1
-            if isinstance(action, Pack):
+            if isinstance(action, (Pack, Settle)):
                 table.prefill.packed(action.job, rng.random() < 0.9)
             elif isinstance(action, Hash):
                 table.prefill.hashed(action.job, "0" * 32)
@@ -126,5 +127,5 @@ class Machines:
                 machine.tick()
             self._carry_out()
         assert table.held() == {}, f"held after every deadline: {table.held()}"
-        table.prefill.receive("worker", Hello(epoch=D, version=1, facts=table.facts, number=1))
+        table.prefill.receive("worker", Hello(epoch=D, version=PROTOCOL_VERSION, facts=table.facts, number=1))
         table.prefill.take_actions()

@@ -91,6 +91,25 @@ MUTANTS = (
             "        if isinstance(message, Pull):\n            self._pull(",
         ),
     ),
+    _mutant(
+        "blocks that are read in place are given back at the offer",
+        (2, 9),
+        (
+            "protocol/transfer.py",
+            "return self.state.needs_blocks or (self.in_place and self.state is ParcelState.OFFERED)",
+            "return self.state.needs_blocks",
+        ),
+    ),
+    _mutant(
+        "a preemption leaves a claimed offer in place",
+        2,
+        (_PREFILL, " or transfer.claim is None or parcel.in_place:", " or transfer.claim is None:"),
+    ),
+    _mutant(
+        "a preemption leaves the generation as it was",
+        2,
+        (_PREFILL, "        transfer.generation += 1\n", ""),
+    ),
     # --- 3. Everything held has a deadline
     _mutant(
         "a lease that never ends",
@@ -155,7 +174,7 @@ MUTANTS = (
     _mutant(
         "the region of a failed pack is lost",
         5,
-        (_PREFILL, "            self._parcels.release(done.region)\n", ""),
+        (_PREFILL, "                self._parcels.release(done.region)\n", "                pass\n"),
     ),
     _mutant(
         "a farewell that is never given up",
@@ -221,10 +240,10 @@ MUTANTS = (
     ),
     _mutant(
         "a pack of a stale generation is offered",
-        9,
+        (2, 9),
         (
             _PREFILL,
-            "            if parcel.state is not ParcelState.OFFERED or transfer.claim is None:\n",
+            "            if parcel.state is not ParcelState.OFFERED or transfer.claim is None or parcel.in_place:\n",
             "            if parcel.state in (ParcelState.WAITING, ParcelState.QUEUED):\n",
         ),
     ),
@@ -232,6 +251,11 @@ MUTANTS = (
         "KV of before a cache reset is given away",
         9,
         (_PREFILL, '            self._end(transfer, "expired")\n\n    def drain', "            pass\n\n    def drain"),
+    ),
+    _mutant(
+        "an offer in place names the blocks of another parcel",
+        9,
+        (_PREFILL, "transfer.block_ids[parcel.first_block : parcel.first_block", "transfer.block_ids[0 : 0"),
     ),
     # --- 10. Messages are typed and bounded
     _mutant(

@@ -31,9 +31,7 @@ def changed(facts: Any, **fields: Any) -> Any:
             inner.setdefault(outer, {})[field] = value
         else:
             plain[name] = value
-    plain |= {
-        outer: msgspec.structs.replace(getattr(facts, outer), **values) for outer, values in inner.items()
-    }
+    plain |= {outer: msgspec.structs.replace(getattr(facts, outer), **values) for outer, values in inner.items()}
     return msgspec.structs.replace(facts, **plain)
 
 

@@ -136,9 +136,7 @@ def test_blocks_left_out_at_either_end_leave_the_others_reads(
 
 def _pages(segments: Segments, pitch: int) -> list[tuple[int, int, int]]:
     reads = zip(segments.remote.tolist(), segments.local.tolist(), segments.length.tolist(), strict=True)
-    return [
-        (i, remote + at, local + at) for i, (remote, local, n) in enumerate(reads) for at in range(0, n, pitch)
-    ]
+    return [(i, remote + at, local + at) for i, (remote, local, n) in enumerate(reads) for at in range(0, n, pitch)]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -7,13 +7,17 @@ import threading
 from hawk_connector.layout.kv_pool import KVPoolLayout
 from hawk_connector.plan.parcel import ParcelPlan
 from hawk_connector.prefill.packer import Packer
-from hawk_connector.protocol.prefill_actions import Hash, Pack
+from hawk_connector.protocol.prefill_actions import Hash, Pack, Settle
 
 PLAN = ParcelPlan(KVPoolLayout("cross_layer", 1, 1, 1, 32, 32, "bfp8", 8, 64), (), 1)
 
 
 def job(number: int) -> Pack:
     return Pack(number, "t", 0, 1, 0, PLAN)
+
+
+def no_settle(job: Settle) -> None:
+    raise AssertionError("nothing is read in place")
 
 
 def no_digest(job: Hash) -> str:
@@ -26,17 +30,20 @@ def no_digest_done(job: int, digest: str | None) -> None:
 
 def test_jobs_are_packed_in_order_on_one_thread() -> None:
     packed: list[tuple[int, int]] = []
+    settled: list[int] = []
     reported: list[tuple[int, bool, int]] = []
     packer = Packer(
         lambda pack: packed.append((pack.job, threading.get_ident())),
+        lambda settle: settled.append(settle.job),
         lambda number, ok: reported.append((number, ok, threading.get_ident())),
         no_digest,
         no_digest_done,
     )
     for number in range(50):
-        packer.submit(job(number))
+        packer.submit(job(number) if number % 3 else Settle(number, "t"))
     packer.close(timeout_s=30)
-    assert [number for number, _ in packed] == list(range(50))
+    assert [number for number, _ in packed] == [n for n in range(50) if n % 3]
+    assert settled == list(range(0, 50, 3))
     assert [(number, ok) for number, ok, _ in reported] == [(number, True) for number in range(50)]
     threads = {thread for _, thread in packed} | {thread for _, _, thread in reported}
     assert len(threads) == 1 and threading.get_ident() not in threads
@@ -49,7 +56,7 @@ def test_a_job_that_fails_is_reported_so_and_the_next_is_packed() -> None:
         if pack.job == 1:
             raise RuntimeError("out of memory")
 
-    packer = Packer(pack, lambda number, ok: reported.append((number, ok)), no_digest, no_digest_done)
+    packer = Packer(pack, no_settle, lambda number, ok: reported.append((number, ok)), no_digest, no_digest_done)
     for number in range(3):
         packer.submit(job(number))
     packer.close(timeout_s=30)
@@ -66,6 +73,7 @@ def test_digests_stand_in_the_same_queue_and_one_that_fails_is_reported_as_none(
 
     packer = Packer(
         lambda pack: None,
+        no_settle,
         lambda number, ok: done.append(("packed", number, ok)),
         digest,
         lambda number, value: done.append(("hashed", number, value)),
@@ -84,7 +92,7 @@ def test_close_does_not_wait_for_ever() -> None:
         entered.set()
         release.wait(60)
 
-    packer = Packer(pack, lambda number, ok: None, no_digest, no_digest_done)
+    packer = Packer(pack, no_settle, lambda number, ok: None, no_digest, no_digest_done)
     packer.submit(job(0))
     assert entered.wait(30)
     packer.close(timeout_s=0.05)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from hawk_connector.plan.block_plan import BlockPlan
 from hawk_connector.protocol.decode_actions import Read
 from tests.protocol.simulated_process import Process
-from tests.protocol.world import BUFFER_ADDRESS, digest_of
+from tests.protocol.world import BUFFER_ADDRESS, CACHE_ADDRESS, digest_of
 
 
 @dataclass(frozen=True)
@@ -125,10 +126,17 @@ class Engines:
             return
         each = read.plan.nbytes // read.plan.blocks
         for j in blocks:
-            start = read.region - BUFFER_ADDRESS + j * each
-            inside = start >= 0 and start + each <= len(session.buffer)
-            self.world.require(8, inside, lambda: f"{read} reads outside the send buffer")
-            data = bytes(session.buffer[start : start + each])
+            if isinstance(read.plan, BlockPlan):
+                remote = read.plan.remote
+                named = remote is not None and remote.bases == (CACHE_ADDRESS,)
+                self.world.require(8, named, lambda: f"{read} does not read where the cache is")
+                data = session.block(remote.ids[j], each)  # type: ignore[union-attr]
+                self.world.covered["read in place", ""] += 1
+            else:
+                start = read.region - BUFFER_ADDRESS + j * each
+                inside = start >= 0 and start + each <= len(session.buffer)
+                self.world.require(8, inside, lambda: f"{read} reads outside the send buffer")
+                data = bytes(session.buffer[start : start + each])
             if read.id in self._corrupt:
                 self._corrupt.discard(read.id)
                 self.world.covered["byte changes on the way", "reading"] += 1

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hawk_connector.plan.pairing import DecodeFacts, Pairing, pair
+from hawk_connector.plan.pairing import DecodeFacts, pair
 from hawk_connector.protocol.decode_actions import Read
 from hawk_connector.protocol.ticket import Ticket
 from tests.protocol.simulated_blocks import BlockPool
-from tests.protocol.world import Text, World, kv_bytes, prefill_facts
+from tests.protocol.world import BLOCK, Text, World, kv_bytes, prefill_facts
 
 
 @dataclass(eq=False)
@@ -48,8 +48,8 @@ class DecodeMemory:
         self._each: dict[int, int] = {}
         for r in range(ranks):
             pairing = pair(prefill_facts(heads=facts.shape.kv_heads, ranks=ranks, rank=r, model=facts.model), facts)
-            if isinstance(pairing, Pairing) and pairing.shares:
-                self._each[r] = pairing.plan(1).nbytes
+            if not isinstance(pairing, tuple) and pairing.shares:
+                self._each[r] = pairing.parcel(0, 1, BLOCK).nbytes
 
     def _wiped(self, block: int) -> None:
         self._bytes[block] = {}

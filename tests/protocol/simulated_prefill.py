@@ -9,25 +9,37 @@ from typing import Any
 
 from hawk_connector.errors import ProtocolError
 from hawk_connector.protocol.messages import (
+    PROTOCOL_VERSION,
     Abort,
     Done,
     ForeignHello,
     Hello,
     Message,
     Pull,
+    Ready,
     Renew,
     decode_message,
     encode,
     foreign_hello,
 )
 from hawk_connector.protocol.prefill import PrefillProtocol
-from hawk_connector.protocol.prefill_actions import Ended, Hash, Pack, PrefillLimits, ReleaseBlocks, Send
+from hawk_connector.protocol.prefill_actions import Ended, Hash, Pack, PrefillLimits, ReleaseBlocks, Send, Settle
 from hawk_connector.protocol.ticket import HAWK_KEY
 from tests.protocol.simulated_blocks import BlockPool
 from tests.protocol.simulated_network import Network, Server
 from tests.protocol.simulated_process import Process
 from tests.protocol.simulation_prefill_rules import PrefillWatch
-from tests.protocol.world import BLOCK, BUFFER_ADDRESS, Session, Text, World, digest_of, kv_bytes, prefill_facts
+from tests.protocol.world import (
+    BLOCK,
+    BUFFER_ADDRESS,
+    CACHE_ADDRESS,
+    Session,
+    Text,
+    World,
+    digest_of,
+    kv_bytes,
+    prefill_facts,
+)
 
 _FROM_DECODE = (Hello, Pull, Renew, Done, Abort)
 _TICK_S = 0.5
@@ -45,6 +57,7 @@ class Prompt:
     computed: int = 0
     ended_at: float | None = None  # finished or abandoned; the blocks are kept for HAWK
     lost: bool = False  # with the process that computed it
+    early: bool = False  # its parameters are given away as soon as it begins
     unreleased: set[int] = field(default_factory=set)
 
 
@@ -63,6 +76,18 @@ class Rank:
     server: Server | None = None
     packs: deque[Pack] = field(default_factory=deque)
     packing: Pack | None = None
+
+    def block(self, block: int, nbytes: int) -> bytes:
+        """What is in one of vLLM's blocks now."""
+        return kv_bytes(f"{self.memory[block]}/{self.index}", nbytes)
+
+    def offered(self, ready: Ready) -> bytes:
+        """What a peer would read now."""
+        if ready.blocks:
+            each = ready.nbytes // len(ready.blocks)
+            return b"".join(self.block(block, each) for block in ready.blocks)
+        start = ready.address - BUFFER_ADDRESS
+        return bytes(self.buffer[start : start + ready.nbytes])
 
 
 @dataclass(frozen=True)
@@ -113,9 +138,10 @@ class SimulatedPrefill(Process):
             epoch = world.id()
             protocol = PrefillProtocol(facts, self.limits, epoch, session, BUFFER_ADDRESS, self.clock)
             buffer = bytearray(self.buffer_bytes)
-            world.sessions[session] = Session(buffer, self)
+            protocol.expose((CACHE_ADDRESS,))
             watch = PrefillWatch(self, epoch, self.limits, address)
             rank = Rank(r, address, protocol, watch, buffer, ["never written"] * self.blocks)
+            world.sessions[session] = Session(buffer, self, rank.block)
             rank.lag = world.rng.choice([0.0, 0.3]) if r else 0.0
             self.ranks.append(rank)
         for rank in self.ranks:
@@ -208,8 +234,11 @@ class SimulatedPrefill(Process):
                 self._dispatch(rank)
 
             self._on_ranks(begin)
+            if prompt.early:
+                self.world.covered["parameters before the end", ""] += 1
+                done(self._params(prompt))
         run = prompt.run
-        self.after(self.world.between(0, 0.2), lambda: self._compute(prompt, run, done, abandon))
+        self.after(self._step_s(prompt), lambda: self._compute(prompt, run, done, abandon))
 
     def _compute(self, prompt: Prompt, run: int, done: Callable[[dict[str, Any]], None], abandon: bool) -> None:
         world, text = self.world, prompt.text
@@ -217,7 +246,13 @@ class SimulatedPrefill(Process):
             return
         if world.chance(self.faults.preempt):
             self.note("preempted on prefill", prompt)
-            self._tell(lambda p: p.preempted(prompt.transfer))
+
+            def preempt(rank: Rank) -> None:
+                rank.watch.preempted(prompt.transfer)
+                rank.protocol.preempted(prompt.transfer)
+                self._dispatch(rank)
+
+            self._on_ranks(preempt)
             prompt.run += 1
             self.pool.give(prompt.table)
             self.after(world.between(0, 0.5), lambda: self.submit(prompt, done, abandon))
@@ -237,17 +272,31 @@ class SimulatedPrefill(Process):
 
         def progress(rank: Rank) -> None:
             rank.tables[prompt.transfer] = table
-            rank.protocol.computed(prompt.transfer, computed)
+            rank.protocol.computed(prompt.transfer, computed, table)
             self._dispatch(rank)
 
         self._on_ranks(progress)
         if prompt.computed < text.tokens or abandon:
-            self.after(world.between(0, 0.2), lambda: self._compute(prompt, run, done, abandon))
+            self.after(self._step_s(prompt), lambda: self._compute(prompt, run, done, abandon))
             return
         self._end(prompt, finished=True)
+        if not prompt.early:
+            done(self._params(prompt))
+
+    def _step_s(self, prompt: Prompt) -> float:
+        """Until the next step; long enough for who has its parameters already to read while it is computed."""
+        return self.world.between(0, 1.0 if prompt.early else 0.2)
+
+    def _params(self, prompt: Prompt) -> dict[str, Any]:
         ranks = [{"address": r.address, "epoch": r.protocol.epoch} for r in self.ranks]
-        entry = {"v": 1, "transfer": prompt.transfer, "tokens": text.tokens, "ranks": ranks, "first_token": None}
-        done({"do_remote_prefill": True, HAWK_KEY: entry})
+        entry = {
+            "v": PROTOCOL_VERSION,
+            "transfer": prompt.transfer,
+            "tokens": prompt.text.tokens,
+            "ranks": ranks,
+            "first_token": None,
+        }
+        return {"do_remote_prefill": True, HAWK_KEY: entry}
 
     def drain(self, drained: Callable[[], None]) -> None:
         """No new transfer is offered; ``drained`` is called when nothing is owed any more."""
@@ -314,12 +363,15 @@ class SimulatedPrefill(Process):
         for action in rank.protocol.take_actions():
             if isinstance(action, Send):
                 self.world.say(rank.address, "says ", action.message)
-                rank.watch.said(action.message, rank.buffer, lambda t, i, n, r=rank: self._expected(r, t, i, n))
+                rank.watch.said(action.message, rank.offered, lambda t, i, n, r=rank: self._expected(r, t, i, n))
                 if rank.server is not None:
                     self.network.reply(rank.server, action.identity, encode(action.message))
             elif isinstance(action, Pack):
                 rank.watch.packing(action, self.buffer_bytes)
                 rank.packs.append(action)
+            elif isinstance(action, Settle):
+                rank.watch.settling(action)
+                self.after(self.world.between(0, 0.2), lambda a=action: self._settled(rank, a))
             elif isinstance(action, Hash):
                 self.after(self.world.between(0, 0.2), lambda a=action: self._hash(rank, a))
             elif isinstance(action, ReleaseBlocks):
@@ -346,6 +398,11 @@ class SimulatedPrefill(Process):
             self._dispatch(rank)
 
         self.after(self.world.between(0, 0.3), end)
+
+    def _settled(self, rank: Rank, job: Settle) -> None:
+        rank.watch.packed(job.job)
+        rank.protocol.packed(job.job, True)
+        self._dispatch(rank)
 
     def _hash(self, rank: Rank, job: Hash) -> None:
         each = job.plan.nbytes // job.plan.blocks

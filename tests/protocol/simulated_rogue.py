@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from hawk_connector.plan.pairing import DecodeFacts
-from hawk_connector.protocol.messages import Abort, Done, Hello, Pull, Ready, Renew, encode
+from hawk_connector.protocol.messages import PROTOCOL_VERSION, Abort, Done, Hello, Pull, Ready, Renew, encode
 from tests.protocol.simulated_network import Network
 from tests.protocol.simulated_prefill import SimulatedPrefill
 from tests.protocol.simulated_process import Process
@@ -38,7 +38,7 @@ class Rogue(Process):
         self.born()
         for prefill in self.prefills:
             for address in prefill.addresses:
-                self._say(address, Hello(epoch=self.epoch, version=1, facts=self.facts, number=1))
+                self._say(address, Hello(epoch=self.epoch, version=PROTOCOL_VERSION, facts=self.facts, number=1))
         self.after(0.3, self._act)
 
     def _act(self) -> None:

@@ -6,6 +6,7 @@ exactly.  Each rule is a method ``rule_<number>_...`` of the two watches; the mo
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -23,7 +24,7 @@ from tests.protocol.simulated_memory import Wish
 from tests.protocol.simulated_network import Network
 from tests.protocol.simulated_prefill import PrefillFaults, Prompt, SimulatedPrefill
 from tests.protocol.simulated_rogue import Rogue
-from tests.protocol.world import BLOCK, Text, Violation, World, decode_facts
+from tests.protocol.world import BLOCK, Text, Violation, World, decode_facts, direct_facts
 
 QUIET = NetworkFaults(delay_min_s=0.001, delay_max_s=0.005)
 ROUGH = NetworkFaults(drop=0.15, duplicate=0.2, reorder=0.2, delay_min_s=0.001, delay_max_s=0.8)
@@ -36,6 +37,8 @@ _FAULTS_S = 10.0
 class Scenario:
     """What may go wrong.  Chances are per process where it is a process that it befalls, else per request.
 
+    ``direct``: chance of a decode side to be in mode direct, where there is one rank.  ``early``: of a request's
+    parameters to be given away when it begins, as no router does that waits for the answer.
     ``patient``: deadlines so long that loss alone makes nothing fail.
     """
 
@@ -57,6 +60,8 @@ class Scenario:
     misfits: float = 0.0
     tampered: float = 0.0
     layouts: bool = False
+    direct: float = 0.3
+    early: float = 0.0
     patient: bool = False
     calm_s: float = 250.0
 
@@ -90,14 +95,19 @@ class _Run:
         rng = world.rng
         heads, ranks = rng.choice([(1, 1), (2, 1), (2, 2), (1, 2)])
         patient = scenario.patient
-        self.prefills = self._prefills(heads, ranks)
+        # Of its own, so that what else a seed stands for does not change with it.
+        self.modes = random.Random(f"modes of {seed}")
+        direct = [ranks == 1 and self.modes.random() < scenario.direct for _ in range(2)]
+        if patient:  # of two layouts the one that pairs first is packed for, and that is a matter of time
+            direct[1] = direct[0]
+        self.prefills = self._prefills(heads, ranks, digests=not any(direct))
         link = LinkLimits(
             hello_deadline_s=60.0 if patient else 3.0,
             resend_s=0.5,
             renew_s=1.0,
             hello_every_s=rng.choice([4.0, 15.0]),
             forget_s=rng.choice([0.5, 60.0]),
-            digests=world.chance(0.3),
+            digests=world.chance(0.3) and not any(direct),
             retry_s=rng.choice([0.3, 1.0]),
             circuit=CircuitLimits(failures=100 if patient else rng.choice([1, 3]), open_s=2.0, open_max_s=10.0),
             max_links=256 if patient else rng.choice([ranks, 256]),
@@ -115,13 +125,14 @@ class _Run:
         for i in range(rng.choice([1, 2])):
             misfit = world.chance(scenario.misfits)
             by_lease = misfit and world.chance(0.5)  # one that only the decode side itself can see
+            model = "other" if misfit and not by_lease else "m"
             decode = SimulatedDecode(
                 world,
                 self.network,
                 i,
-                facts=decode_facts(
-                    heads=heads, chips=chips[i], codec=codecs[i], model="other" if misfit and not by_lease else "m"
-                ),
+                facts=direct_facts(heads=heads, model=model)
+                if direct[i]
+                else decode_facts(heads=heads, chips=chips[i], codec=codecs[i], model=model),
                 limits=replace(limits, link=replace(link, renew_s=50.0)) if by_lease else limits,
                 claim_hold_s=150.0 if patient else 8.0,
                 blocks=60 if patient else rng.choice([12, 40]),
@@ -154,7 +165,7 @@ class _Run:
             self._client(n)
         self._faults()
 
-    def _prefills(self, heads: int, ranks: int) -> list[SimulatedPrefill]:
+    def _prefills(self, heads: int, ranks: int, *, digests: bool) -> list[SimulatedPrefill]:
         scenario, world, rng = self.scenario, self.world, self.world.rng
         patient = scenario.patient
         limits = PrefillLimits(
@@ -167,7 +178,7 @@ class _Run:
             peer_keep_s=30.0,
             max_transfers_per_peer=1024 if patient else rng.choice([2, 1024]),
             peer_buffer_share=1.0 if patient else rng.choice([0.5, 1.0]),
-            digests=world.chance(0.1),
+            digests=world.chance(0.1) and digests,
         )
         # Room for one to a few parcels: requests must wait for the buffer and be served parcel by parcel.
         block_bytes = 2 * heads * 1088
@@ -293,6 +304,7 @@ class _Run:
         world, scenario = self.world, self.scenario
         rng = world.rng
         prompt = Prompt(world.id(), self._text())
+        prompt.early = self.modes.random() < scenario.early
         self.prompts.append(prompt)
         abandon = world.chance(scenario.aborts / 2)
         kind = rng.choice(["once", "once", "once", "twice", "list", "never"])

@@ -20,7 +20,7 @@ from hawk_connector.protocol.messages import (
     Stale,
     Welcome,
 )
-from hawk_connector.protocol.prefill_actions import Pack, PrefillLimits
+from hawk_connector.protocol.prefill_actions import Pack, PrefillLimits, Settle
 from tests.protocol.simulated_process import Process
 from tests.protocol.world import BUFFER_ADDRESS, Text
 
@@ -56,6 +56,9 @@ class PrefillWatch:
         self._late: set[str] = set()  # begun while it drains
         self._offered: dict[int, tuple[str, int, int]] = {}  # region -> transfer, parcel, bytes: the claimant may read
         self._out: dict[int, Pack] = {}
+        self._settles: dict[int, str] = {}  # jobs that pack nothing, and their transfers
+        self._in_place: set[tuple[str, int, int]] = set()  # transfer, parcel, generation of offers of vLLM's own blocks
+        self._void: set[tuple[str, int, int]] = set()  # those whose blocks vLLM has taken back
         self.draining = False
         self._pulls: dict[tuple[str, str, str], Pull] = {}  # one may be answered later, when its transfer begins
         self._heard: Any = None
@@ -94,8 +97,14 @@ class PrefillWatch:
             if mine and message.to == self.epoch and until is not None and now < until:
                 self._lease_until[transfer] = max(until, now + self.limits.lease_s)
 
-    def said(self, message: Any, buffer: bytearray, expected: Callable[[Text, int, int], bytes | None]) -> None:
-        """``expected(text, parcel, nbytes)``: the parcel's bytes, worked out from the prompt."""
+    def said(
+        self,
+        message: Any,
+        offered: Callable[[Ready], bytes],
+        expected: Callable[[Text, int, int], bytes | None],
+    ) -> None:
+        """``offered(ready)``: the parcel's bytes as a peer would read them now.  ``expected(text, parcel, nbytes)``: as
+        worked out from the prompt."""
         self._said.append(message)
         if isinstance(message, Welcome):
             self.rule_8_no_misfit_is_welcome(message.to)
@@ -112,12 +121,17 @@ class PrefillWatch:
             self.rule_2_an_expired_lease_stays_expired(message)
         elif isinstance(message, Ready):
             self.rule_2_one_claimant(message)
-            self.rule_9_offers_are_the_prompts_own_kv(message, buffer, expected)
-            region = message.address - BUFFER_ADDRESS
-            self._offered[region] = (message.transfer, message.parcel, message.nbytes)
+            self.rule_9_offers_are_the_prompts_own_kv(message, offered(message), expected)
+            if message.blocks:
+                self.rule_2_blocks_in_place_are_good_for_one_generation(message)
+                self._in_place.add((message.transfer, message.parcel, message.generation))
+            else:
+                region = message.address - BUFFER_ADDRESS
+                self._offered[region] = (message.transfer, message.parcel, message.nbytes)
         elif isinstance(message, Accepted):
             self.rule_2_one_claimant(message)
             self.rule_2_what_has_ended_is_not_accepted(message)
+            self.rule_2_blocks_in_place_are_good_for_one_generation(message)
             if message.transfer in self._progress:
                 self._progress[message.transfer] = self.process.clock()
             for region, (transfer, parcel, _) in list(self._offered.items()):
@@ -130,10 +144,17 @@ class PrefillWatch:
         self.rule_2_a_region_is_reused_only_when_free(job, capacity)
         self._out[job.job] = job
 
+    def settling(self, job: Settle) -> None:
+        self._settles[job.job] = job.transfer
+
     def packed(self, job: int) -> None:
-        pack = self._out.pop(job)
-        if pack.transfer in self._progress:
-            self._progress[pack.transfer] = self.process.clock()
+        transfer = self._settles.pop(job) if job in self._settles else self._out.pop(job).transfer
+        if transfer in self._progress:
+            self._progress[transfer] = self.process.clock()
+
+    def preempted(self, transfer: str) -> None:
+        """vLLM takes the request's blocks back."""
+        self._void |= {key for key in self._in_place if key[0] == transfer}
 
     def ended(self, transfer: str) -> None:
         self.world.require(6, transfer not in self.ended_at, lambda: f"{transfer} ended twice")
@@ -155,7 +176,9 @@ class PrefillWatch:
 
     def rule_1_blocks_are_given_back_when_no_pack_reads_them(self, transfer: str) -> None:
         out = [pack.job for pack in self._out.values() if pack.transfer == transfer]
+        out += [job for job, owner in self._settles.items() if owner == transfer]
         self.world.require(1, not out, lambda: f"{self.name}: blocks of {transfer} given back while packs {out} read")
+        self.preempted(transfer)
 
     def rule_2_one_claimant(self, message: Claimed | Renewed | Ready | Accepted) -> None:
         claim = (message.to, message.claim)
@@ -236,12 +259,17 @@ class PrefillWatch:
         fresh = message.transfer not in self._poisoned
         self.world.require(9, fresh, lambda: f"{self.name}: {message.transfer} is from before the cache was reset")
 
+    def rule_2_blocks_in_place_are_good_for_one_generation(self, message: Ready | Accepted) -> None:
+        """What is read in vLLM's own blocks is neither offered nor accepted once these blocks are vLLM's again."""
+        if isinstance(message, Accepted) and _verdict(message, self._heard) in self._accepted:
+            return
+        void = (message.transfer, message.parcel, message.generation) in self._void
+        self.world.require(2, not void, lambda: f"{self.name}: {message}, and vLLM has taken its blocks back")
+
     def rule_9_offers_are_the_prompts_own_kv(
-        self, message: Ready, buffer: bytearray, expected: Callable[[Text, int, int], bytes | None]
+        self, message: Ready, found: bytes, expected: Callable[[Text, int, int], bytes | None]
     ) -> None:
-        start = message.address - BUFFER_ADDRESS
         own = expected(self.texts[message.transfer], message.parcel, message.nbytes)
-        found = bytes(buffer[start : start + message.nbytes])
         what = f"{self.name}: parcel {message.parcel} of {message.transfer} is offered with other bytes than its KV"
         self.world.require(9, own is None or found == own, what)
 

@@ -19,6 +19,7 @@ FAULTS = Scenario(
     prefill=PrefillFaults(pack=0.15, preempt=0.1),
     decode=DecodeFaults(preempt=0.2, fail=True),
     aborts=0.3,
+    early=0.2,
 )
 CHAOS = Scenario(
     network=ROUGH,
@@ -28,6 +29,7 @@ CHAOS = Scenario(
     aborts=0.3,
     restarts=0.4,
     layouts=True,
+    early=0.2,
 )
 RESTARTS = Scenario(
     network=ROUGH,
@@ -41,6 +43,13 @@ CLOCKS = Scenario(
     network=ROUGH, engine=EngineFaults(fail=0.05, longest_s=2.5), pauses=0.7, jumps=0.7, skew=0.3, cuts=0.5
 )
 HOSTILE = Scenario(rogue=1.0, misfits=0.3, tampered=0.3, resets=0.3, aborts=0.1, engine=EngineFaults(fail=0.05))
+IN_PLACE = Scenario(
+    engine=EngineFaults(fail=0.05, longest_s=2.5),
+    prefill=PrefillFaults(preempt=0.25),
+    direct=1.0,
+    early=0.8,
+    aborts=0.1,
+)
 NAMED = {
     "loss": LOSS,
     "faults": FAULTS,
@@ -48,6 +57,7 @@ NAMED = {
     "restarts": RESTARTS,
     "clocks": CLOCKS,
     "hostile": HOSTILE,
+    "in place": IN_PLACE,
 }
 
 
@@ -81,6 +91,8 @@ def scenario_of(seed: int) -> tuple[str, Scenario]:
         tampered=chance(0.4),
         layouts=rng.random() < 0.3,
         prompts=rng.choice([4, 8, 16]),
+        direct=rng.choice([0.0, 0.3, 0.8]),
+        early=chance(0.4),
     )
 
 

@@ -13,7 +13,7 @@ from hawk_connector.protocol.decode_actions import DecodeLimits, Disconnect, Fen
 from hawk_connector.protocol.link import LinkLimits
 from hawk_connector.protocol.messages import decode_message, encode
 from hawk_connector.protocol.prefill import PrefillProtocol
-from hawk_connector.protocol.prefill_actions import Ended, Hash, Pack, PrefillLimits, ReleaseBlocks, Send
+from hawk_connector.protocol.prefill_actions import Ended, Hash, Pack, PrefillLimits, ReleaseBlocks, Send, Settle
 from hawk_connector.protocol.ticket import RankAddress, Ticket
 from tests.protocol.world import BLOCK, LIMITS, decode_facts, prefill_facts, prefill_protocol
 
@@ -57,6 +57,7 @@ class Table:
         self.lose: Callable[[Any], bool] = lambda message: False
         self.sent: list[Any] = []
         self.packs: list[Pack] = []
+        self.settles: list[Settle] = []
         self.hashes: list[Hash] = []
         self.released: list[str] = []
         self.ended: list[Ended] = []
@@ -104,6 +105,8 @@ class Table:
                 self._to_decode(done)
             elif isinstance(done, Pack):
                 self.packs.append(done)
+            elif isinstance(done, Settle):
+                self.settles.append(done)
             elif isinstance(done, Hash):
                 self.hashes.append(done)
             elif isinstance(done, ReleaseBlocks):
@@ -146,7 +149,7 @@ class Table:
 
     def compute(self, transfer: str = T, tokens: int = 4 * BLOCK, digest: str = DIGEST, *, finish: bool = True) -> None:
         self.prefill.begin(transfer, digest, tokens)
-        self.prefill.computed(transfer, tokens)
+        self.prefill.computed(transfer, tokens, tuple(range(7, 7 - (-tokens // BLOCK))))
         if finish:
             self.prefill.finished(transfer)
         self.exchange()
@@ -155,6 +158,12 @@ class Table:
         """Every pack that is out ends, and those that follow."""
         while self.packs:
             self.prefill.packed(self.packs.pop(0).job, ok)
+            self.exchange()
+
+    def settle(self) -> None:
+        """What the steps have written is in memory."""
+        while self.settles:
+            self.prefill.packed(self.settles.pop(0).job, True)
             self.exchange()
 
     def ticket(

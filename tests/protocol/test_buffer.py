@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from hawk_connector.errors import LocalError
 from hawk_connector.plan.pairing import DecodeFacts
-from hawk_connector.protocol.messages import Abort, Claimed, Gone, Hello, Pull, Ready
+from hawk_connector.protocol.messages import PROTOCOL_VERSION, Abort, Claimed, Gone, Hello, Pull, Ready
 from hawk_connector.protocol.regions import REGION_ALIGNMENT, RegionAllocator
 from tests.protocol.table import DIGEST, OTHER, D, P, T, Table, claim
 from tests.protocol.world import BLOCK, LIMITS, decode_facts
@@ -35,7 +35,7 @@ def pull(n: int = 1, *, epoch: str = D, first_block: int = 0, tokens: int = 4 * 
 
 def hello(table: Table, facts: DecodeFacts, epoch: str = D2) -> None:
     """Another decode side appears."""
-    table.prefill.receive("other", Hello(epoch=epoch, version=1, facts=facts, number=1))
+    table.prefill.receive("other", Hello(epoch=epoch, version=PROTOCOL_VERSION, facts=facts, number=1))
     table.prefill.take_actions()
 
 

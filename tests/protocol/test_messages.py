@@ -14,6 +14,7 @@ from hawk_connector.metrics import TransferReport
 from hawk_connector.plan.pairing import DecodeFacts
 from hawk_connector.protocol.messages import (
     MAX_MESSAGE_BYTES,
+    PROTOCOL_VERSION,
     Abort,
     Accepted,
     Claimed,
@@ -35,23 +36,35 @@ from hawk_connector.protocol.messages import (
     encode,
 )
 from hawk_connector.protocol.ticket import HAWK_KEY, RankAddress, TransferParams, parse_params, remote_decode_wanted
-from tests.protocol.world import decode_facts, prefill_facts, prefill_protocol
+from tests.protocol.world import decode_facts, direct_facts, prefill_facts, prefill_protocol
 
 E, F, T, C = "1" * 32, "2" * 32, "3" * 32, "4" * 32
 DIGEST = "5" * 64
 OF_CLAIM = {"epoch": E, "to": F, "transfer": T, "claim": C}
 EXAMPLES: list[Message] = [
-    Hello(epoch=E, version=1, facts=decode_facts(), number=3),
+    Hello(epoch=E, version=PROTOCOL_VERSION, facts=decode_facts(), number=3),
+    Hello(epoch=E, version=PROTOCOL_VERSION, facts=direct_facts(), number=3),
     Pull(digest=DIGEST, tokens=7, deliver=True, first_block=1, **OF_CLAIM),
     Renew(**OF_CLAIM),
     Done(parcel=1, generation=2, **OF_CLAIM),
     Abort(digest=DIGEST, **OF_CLAIM),
     StatusQuery(epoch=E),
-    Welcome(epoch=E, to=F, version=1, facts=prefill_facts(), engine="host:1", lease_s=3.0, number=3),
+    Welcome(epoch=E, to=F, version=PROTOCOL_VERSION, facts=prefill_facts(), engine="host:1", lease_s=3.0, number=3),
+    Welcome(
+        epoch=E,
+        to=F,
+        version=PROTOCOL_VERSION,
+        facts=prefill_facts(),
+        engine="host:1",
+        lease_s=3.0,
+        process="local:1:2:3:4",
+        cache=(1 << 40, 1 << 41),
+    ),
     Refused(epoch=E, to=F, mismatches=(Mismatch("dtype", "a", "b", "c"),), number=3),
     Stale(epoch=E, to=F),
     Claimed(blocks=3, parcel_blocks=2, **OF_CLAIM),
     Ready(parcel=1, generation=2, address=1 << 40, nbytes=4096, **OF_CLAIM),
+    Ready(parcel=1, generation=2, address=0, nbytes=4096, blocks=(7, (1 << 32) - 1), **OF_CLAIM),
     Renewed(**OF_CLAIM),
     Accepted(parcel=1, generation=2, **OF_CLAIM),
     Gone(reason="expired", **OF_CLAIM),
@@ -63,7 +76,13 @@ EXAMPLES: list[Message] = [
         reports=(TransferReport(transfer_id=T, request_id="r", outcome="completed", reason="", tokens=3),),
     ),
 ]
-PARAMS = {"v": 1, "transfer": T, "tokens": 5, "ranks": [{"address": "a:1", "epoch": E}], "first_token": None}
+PARAMS = {
+    "v": PROTOCOL_VERSION,
+    "transfer": T,
+    "tokens": 5,
+    "ranks": [{"address": "a:1", "epoch": E}],
+    "first_token": None,
+}
 
 
 @pytest.mark.parametrize("message", EXAMPLES, ids=lambda m: type(m).__name__)
@@ -148,11 +167,14 @@ def test_an_id_is_32_lower_case_hex_digits(epoch: str) -> None:
 SIZES = st.sampled_from([-1, 0, 1, 2, 3, 1 << 16, (1 << 16) + 1, 1 << 40, (1 << 63) - 1]) | st.integers(1, 4096)
 
 
-@settings(max_examples=300, deadline=None)
+@pytest.mark.parametrize("mode", ["hawk", "direct", "host"])
+@settings(max_examples=150, deadline=None)
 @given(st.data())
-def test_facts_that_no_device_has_are_refused_or_dropped_cheaply(data: st.DataObject) -> None:
+def test_facts_that_no_device_has_are_refused_or_dropped_cheaply(mode: str, data: st.DataObject) -> None:
     """A Hello may say anything; the pairing of what passes is computed without any cost that it could choose."""
-    fields = msgspec.to_builtins(Hello(epoch=E, version=1, facts=decode_facts()))
+    facts = direct_facts() if mode == "direct" else decode_facts()
+    fields = msgspec.to_builtins(Hello(epoch=E, version=PROTOCOL_VERSION, facts=facts))
+    fields["facts"]["mode"] = mode
     for _ in range(data.draw(st.integers(1, 3))):
         part = data.draw(st.sampled_from([fields["facts"]["shape"], fields["facts"]["layout"], fields["facts"]]))
         key = data.draw(st.sampled_from(sorted(k for k, v in part.items() if not isinstance(v, dict))))
@@ -171,7 +193,7 @@ def test_facts_that_no_device_has_are_refused_or_dropped_cheaply(data: st.DataOb
 
 
 def test_facts_are_bounded_by_name() -> None:
-    good = msgspec.to_builtins(Hello(epoch=E, version=1, facts=decode_facts()))
+    good = msgspec.to_builtins(Hello(epoch=E, version=PROTOCOL_VERSION, facts=decode_facts()))
     good["facts"]["layout"]["chips"] = 1 << 40
     with pytest.raises(ProtocolError, match=r"<= 65536 - at `\$\.facts\.layout\.chips`"):
         decode_message(msgspec.msgpack.encode(good))
@@ -188,7 +210,7 @@ def test_facts_are_bounded_by_name() -> None:
 
 def test_params_as_the_prefill_side_writes_them_are_read() -> None:
     parsed = parse_params({"do_remote_prefill": True, "remote_host": "x", HAWK_KEY: PARAMS})
-    assert parsed == TransferParams(1, T, 5, (RankAddress("a:1", E),))
+    assert parsed == TransferParams(PROTOCOL_VERSION, T, 5, (RankAddress("a:1", E),))
 
 
 @pytest.mark.parametrize("params", [None, 1, "x", [], {}, {"do_remote_prefill": 1}, {"do_remote_prefill": "true"}])
@@ -201,7 +223,7 @@ RANK = {"address": "a:1", "epoch": E}
 HOSTILE = {
     "no hawk entry": None,
     "not a map": [1],
-    "version": {**PARAMS, "v": 2},
+    "version": {**PARAMS, "v": PROTOCOL_VERSION + 1},
     "no tokens": {**PARAMS, "tokens": 0},
     "huge tokens": {**PARAMS, "tokens": 1 << 40},
     "tokens as text": {**PARAMS, "tokens": "5"},

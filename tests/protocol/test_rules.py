@@ -11,6 +11,7 @@ from hawk_connector.protocol.admission import AdmissionProtocol, VerdictKind
 from hawk_connector.protocol.decode import DecodeProtocol
 from hawk_connector.protocol.decode_actions import SendTo
 from hawk_connector.protocol.messages import (
+    PROTOCOL_VERSION,
     Abort,
     Accepted,
     Claimed,
@@ -550,7 +551,7 @@ def test_rule_8_a_send_buffer_too_small_for_one_block_is_refused() -> None:
     assert [(m.field, str(block) in m.fix) for m in small[0].mismatches] == [("send_buffer_bytes", True)]
     one = prefill_facts(heads=1, buffer_bytes=2 * 1088)  # 2176 bytes a block, of which 2048 are whole granules
     machine = prefill_protocol(one, P, Table().time)
-    machine.receive("d", Hello(epoch=D, version=1, facts=decode_facts(heads=1), number=1))
+    machine.receive("d", Hello(epoch=D, version=PROTOCOL_VERSION, facts=decode_facts(heads=1), number=1))
     (answer,) = machine.take_actions()
     (mismatch,) = answer.message.mismatches  # type: ignore[union-attr]
     assert (mismatch.field, mismatch.fix.rsplit(" ", 1)[1]) == ("send_buffer_bytes", "2304")

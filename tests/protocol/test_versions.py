@@ -39,7 +39,7 @@ def test_a_newer_hello_is_refused_with_both_versions() -> None:
     assert isinstance(refused, Refused)
     assert (refused.to, refused.number) == (EPOCH, 3)
     (mismatch,) = refused.mismatches
-    assert (mismatch.field, mismatch.prefill, mismatch.decode) == ("protocol version", "1", "2")
+    assert (mismatch.field, mismatch.prefill, mismatch.decode) == ("protocol version", "2", "3")
 
 
 def test_what_is_no_hello_of_another_version_stays_malformed() -> None:

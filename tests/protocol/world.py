@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from hawk_connector.layout.cache_layout import CacheLayout, ElementPlace
 from hawk_connector.layout.kv_pool import KVPoolLayout
 from hawk_connector.layout.kv_shape import KVShape
 from hawk_connector.plan.pairing import DecodeFacts, PrefillFacts, rank_heads
@@ -21,6 +22,7 @@ from hawk_connector.protocol.prefill_actions import PrefillLimits
 
 BLOCK = 32
 BUFFER_ADDRESS = 0x10000
+CACHE_ADDRESS = 0x4000_0000
 LIMITS = PrefillLimits(
     parcel_tokens=2 * BLOCK,
     lease_s=30.0,
@@ -42,7 +44,19 @@ class Violation(AssertionError):
 def prefill_facts(
     *, heads: int = 2, ranks: int = 1, rank: int = 0, buffer_bytes: int = 1 << 20, model: str = "m"
 ) -> PrefillFacts:
-    return PrefillFacts(KVShape(1, heads, 32, "float32"), model, ranks, rank, 16, buffer_bytes)
+    cache = cache_layout(max(1, heads // ranks))
+    return PrefillFacts(KVShape(1, heads, 32, "float32"), model, ranks, rank, 16, buffer_bytes, cache=cache)
+
+
+def cache_layout(heads: int = 2) -> CacheLayout:
+    """vLLM's cache of one rank, on either side: one layer, K and V side by side."""
+    k, v = (ElementPlace(offset=kv * 32, head=BLOCK * 64, token=64, dim=1) for kv in (0, 1))
+    nbytes = heads * BLOCK * 64 * 4
+    return CacheLayout("some kernels", 1, heads, 32, BLOCK, "float32", nbytes, nbytes, k, v)
+
+
+def direct_facts(*, heads: int = 2, model: str = "m") -> DecodeFacts:
+    return DecodeFacts(KVShape(1, heads, 32, "float32"), model, cache_layout(heads), "direct")
 
 
 def decode_facts(*, heads: int = 2, chips: int = 1, codec: str = "bfp8", model: str = "m") -> DecodeFacts:
@@ -53,7 +67,9 @@ def decode_facts(*, heads: int = 2, chips: int = 1, codec: str = "bfp8", model: 
 
 
 def prefill_protocol(facts: PrefillFacts, epoch: str, clock: Clock, limits: PrefillLimits = LIMITS) -> PrefillProtocol:
-    return PrefillProtocol(facts, limits, epoch, "engine:0", BUFFER_ADDRESS, clock)
+    protocol = PrefillProtocol(facts, limits, epoch, "engine:0", BUFFER_ADDRESS, clock)
+    protocol.expose((CACHE_ADDRESS,))
+    return protocol
 
 
 @lru_cache(maxsize=4096)
@@ -95,10 +111,14 @@ class Text:
 
 @dataclass
 class Session:
-    """What an engine session serves, and whether the process behind it can send (TCP needs it to run)."""
+    """What an engine session serves, and whether the process behind it can send (TCP needs it to run).
+
+    ``block(id, nbytes)``: the bytes of one of vLLM's blocks now.
+    """
 
     buffer: bytearray
     process: Any
+    block: Callable[[int, int], bytes]
 
 
 class World:

@@ -1,8 +1,9 @@
 """One request's KV from synthetic prefill caches into synthetic banks, by the product; and by the oracle.
 
-The product's way: ``layer_source`` views, ``pair``, ``pack_parcel``, ``pool_segments``, each segment copied with
-``memmove``.  The oracle's way: ``read_source`` and ``expected_banks``.  All cache rows that are not the request's
-hold poison, and all bank memory a pattern, so a byte that should not have been read or written shows.
+The product's way: ``layer_source`` views, ``pair``, ``parcel_packer`` (and ``pack_parcel``, which must write the same),
+``pool_segments``, each segment copied with ``memmove``.  The oracle's way: ``read_source`` and ``expected_banks``.  All
+cache rows that are not the request's hold poison, and all bank memory a pattern, so a byte that should not have been
+read or written shows.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from hawk_connector.layout.kv_shape import KVShape
 from hawk_connector.plan.pairing import DecodeFacts, Pairing, PrefillFacts, pair
 from hawk_connector.plan.segments import PoolPlacement, Segments, pool_segments
 from hawk_connector.prefill.kv_source import CPU_BACKEND, layer_source
+from hawk_connector.transform.packing import parcel_packer
 from hawk_connector.transform.reference import LayerSource, pack_parcel
 from tests.layout.pools import pool_of
 from tests.oracle.scalar import PAGE_BYTES, Codec, Pool, Source, Tensor, expected_banks, heads_of_chip, read_source
@@ -32,6 +34,7 @@ Order = Literal["scattered", "consecutive", "descending"]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 GUARD = 256
 """Bytes of pattern before the first pool and after every pool."""
+PACKER = parcel_packer(torch.device("cpu"))
 
 
 @dataclass(frozen=True)
@@ -251,7 +254,11 @@ def carry(
             plan = pairing.plan(blocks)
             # What earlier parcels left in a region must not show: rows are all written.
             parcel = torch.full((plan.nbytes,), 0xA5, dtype=torch.uint8)
-            pack_parcel(layers, torch.tensor(prefill.table), plan, first, crossing.tokens, parcel)
+            table = torch.tensor(prefill.table)
+            PACKER.pack(layers, table, plan, first, crossing.tokens, parcel)
+            again = torch.full_like(parcel, 0x5A)
+            pack_parcel(layers, table, plan, first, crossing.tokens, again)
+            assert torch.equal(parcel, again), "the product's packer and the reference differ"
             skipped = min(max(skip - first, 0), blocks)
             # Decode has no ids for what it skips.
             mine = [-1] * skipped + ids[first + skipped : first + blocks]

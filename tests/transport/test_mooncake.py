@@ -252,3 +252,21 @@ def test_rdma_that_the_environment_turns_into_tcp_is_an_error(tmp_path: Path, mo
     monkeypatch.setenv("MC_FORCE_TCP", "1")
     with pytest.raises(ConfigError, match="Unset MC_FORCE_TCP"):
         MooncakeEngine("127.0.0.1", protocol="rdma", timeout_s=5, rdma_devices=tmp_path)
+
+
+def test_the_wait_is_slept_through_and_not_spun(peer: Peer) -> None:
+    """What is slept follows from what the reads before took by the injected clock: 50 ms here, four fifths of it."""
+    slept: list[float] = []
+    times = iter([10.0, 10.05, 20.0, 20.05])
+    engine = MooncakeEngine(
+        "127.0.0.1", protocol="tcp", timeout_s=5, clock=lambda: next(times), sleep=lambda seconds: slept.append(seconds)
+    )
+    try:
+        target = buffer(engine, 8 * MIB)
+        for _ in range(2):
+            target[:] = 0
+            engine.read(peer.session, piece(peer, target, 8 * MIB))
+            assert np.array_equal(target, content(0, 8 * MIB))
+        assert slept == [pytest.approx(0.04)]
+    finally:
+        engine.close()

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from hawk_connector.layout.kv_pool import Channels, KVPoolLayout, PoolKind
 from hawk_connector.plan.parcel import ChipShare, ParcelPlan
 from hawk_connector.plan.segments import PoolPlacement, Segments, pool_segments
-from hawk_connector.transform.reference import LayerSource, pack_parcel, unpack_parcel
+from hawk_connector.transform.packing import parcel_packer
+from hawk_connector.transform.reference import LayerSource, unpack_parcel
 from tests.oracle.scalar import k_order
 
 __all__ = ["Pools", "Request"]
@@ -134,7 +135,8 @@ class Pools:
     def packed(self) -> NDArray[np.uint8]:
         """Bank bytes of every pool, zeros where nothing is written: uint8 ``[pools, banks, bytes]``."""
         parcel = torch.full((self._plan.nbytes,), 0xA5, dtype=torch.uint8)
-        pack_parcel(self._source(self.values), self._table, self._plan, 0, self.request.tokens, parcel)
+        packer = parcel_packer(torch.device("cpu"))
+        packer.pack(self._source(self.values), self._table, self._plan, 0, self.request.tokens, parcel)
         image = np.zeros(self.shape, dtype=np.uint8)
         _copy(self._segments(parcel, image), image, parcel)
         return image

@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from hawk_connector.address import Address
 from hawk_connector.cli.status import StatusClient
@@ -25,6 +25,7 @@ from hawk_connector.protocol.digest import token_digest
 from hawk_connector.protocol.lease import Clock
 from hawk_connector.protocol.messages import Status
 from hawk_connector.protocol.ticket import RankAddress, Ticket
+from hawk_connector.transform.packing import ReferencePacker, parcel_packer
 from hawk_connector.transform.reference import LayerSource
 from hawk_connector.transport.curve import CurveKeys
 from hawk_connector.transport.engine import EngineFactory
@@ -79,9 +80,11 @@ class PrefillSide:
         model: str = MODEL,
         clock: Clock = time.monotonic,
         keys: CurveKeys | None = None,
+        vllm_block_size: int | None = None,
         **config: Any,
     ) -> None:
-        """``gate``: wraps each layer's source, to hold packs where a test wants them."""
+        """``gate``: wraps each layer's source, to hold packs where a test wants them.  ``vllm_block_size``: where its
+        blocks are several of the cache's."""
         self.geometry = g = geometry
         self.config = HawkConfig.parse({**PREFILL, **config}, "kv_producer")
         assert isinstance(self.config, PrefillConfig)
@@ -94,9 +97,11 @@ class PrefillSide:
             buffer = self.config.send_buffer_bytes
             facts = PrefillFacts(shape, model, g.ranks, rank, g.block_size, buffer)
             server = SideChannelServer("127.0.0.1", ports[rank] if ports else 0, keys=keys)
-            worker = PrefillWorker(self.config, facts, server, make_engine, clock=clock)
+            # Packs stop at a gate where they look at a layer, which compiled kernels do not do one by one.
+            packers: Any = (lambda *_: ReferencePacker()) if gate else parcel_packer
+            worker = PrefillWorker(self.config, facts, server, make_engine, clock=clock, packers=packers)
             sources = cache.sources()
-            worker.register([gate(s.k, s.v) for s in sources] if gate else sources, g.block_size)
+            worker.register([gate(s.k, s.v) for s in sources] if gate else sources, vllm_block_size or g.block_size)
             self.workers.append(worker)
 
     @property
@@ -209,6 +214,7 @@ class DecodeSide:
         num_blocks: int = 16,
         model: str = MODEL,
         landing: LandingChoice | None = None,
+        mode: Literal["hawk", "host"] = "hawk",
         **config: Any,
     ) -> None:
         """``landing``: how parcels get into the pools, by default straight."""
@@ -227,13 +233,13 @@ class DecodeSide:
         )
         self.pools = KVPools(SimulatedDevice(chips, table), self.layout, num_blocks)
         self.wipe()
-        self.landing = make_landing(self.pools, landing or LandingChoice())
-        self.config = HawkConfig.parse({**DECODE, **config}, "kv_consumer")
+        self.landing = make_landing(self.pools, landing or LandingChoice(), mode)
+        self.config = HawkConfig.parse({**DECODE, "mode": mode, **config}, "kv_consumer")
         assert isinstance(self.config, DecodeConfig)
         shape = KVShape(g.layers, g.kv_heads, g.head_dim, str(g.dtype).removeprefix("torch."))
         self.worker = DecodeWorker(
             self.config,
-            DecodeFacts(shape, model, self.layout),
+            DecodeFacts(shape, model, self.layout, mode),
             self.landing,
             SideChannelServer("127.0.0.1", 0),
             SideChannelClient(),

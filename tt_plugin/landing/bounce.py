@@ -13,16 +13,13 @@ Memory of a read that failed is not used again before the fence: a late byte wou
 
 from __future__ import annotations
 
-import mmap
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
 from hawk_connector.errors import CapacityError, LocalError
 from hawk_connector.layout.kv_pool import KVPoolLayout
+from hawk_connector.plan.any_plan import Plan
 from hawk_connector.plan.parcel import ParcelPlan
 from hawk_connector.plan.placement import Placement, PlacementCosts, count_placements, stream_segments
 from hawk_connector.plan.runs import BankRuns, bank_runs
@@ -30,6 +27,8 @@ from hawk_connector.plan.segments import Segments
 
 from ..device.interface import Pools
 from .flushing import last_writes
+from .host_memory import host_memory
+from .parcels import packed_parcel
 from .room import Room
 from .stages import Stages
 from .tally import LandingCounts, Tally
@@ -71,7 +70,7 @@ class BounceLanding:
         self.stages = stages
         self._placement = placement
         self._costs = costs or PlacementCosts()
-        self._memory = _host_memory(nbytes)
+        self._memory = host_memory(nbytes)
         self._start = int(self._memory.ctypes.data)
         self._room = Room(
             nbytes,
@@ -103,26 +102,25 @@ class BounceLanding:
     def regions(self) -> Sequence[tuple[int, int]]:
         return [(self._start, len(self._memory))]
 
-    def segments(self, plan: ParcelPlan, region: int, block_ids: Sequence[int], skip_blocks: int) -> Segments:
+    def segments(self, plan: Plan, region: int, block_ids: Sequence[int], skip_blocks: int) -> Segments:
         """A read for each stream, whole: blocks that decode has already are read with it and not written.
 
         Waits for room; CapacityError where there is none in time.
         """
-        if plan.layout != self.layout:
-            raise LocalError("the parcel is packed for other pools", expected=repr(self.layout), got=repr(plan.layout))
-        runs = bank_runs(plan, block_ids, self._pools.buffer_addresses, self.num_blocks, skip_blocks)
+        parcel = packed_parcel(plan, self.layout)
+        runs = bank_runs(parcel, block_ids, self._pools.buffer_addresses, self.num_blocks, skip_blocks)
         if not runs.count:
-            return stream_segments(ParcelPlan(plan.layout, (), plan.blocks), region, [])
-        offset = self._room.take(plan.nbytes)
+            return stream_segments(ParcelPlan(parcel.layout, (), parcel.blocks), region, [])
+        offset = self._room.take(parcel.nbytes)
         try:
-            stage = self._take_stage(plan, runs)
+            stage = self._take_stage(parcel, runs)
         except CapacityError:
             self._room.give_back(offset)
             raise
         start = self._start + offset
         with self._lock:
-            self._parcels[start] = _Parcel(plan, runs, offset, stage)
-        return stream_segments(plan, region, [start + stream.offset for stream in plan.streams()])
+            self._parcels[start] = _Parcel(parcel, runs, offset, stage)
+        return stream_segments(parcel, region, [start + stream.offset for stream in parcel.streams()])
 
     def landed(self, segments: Segments) -> tuple[tuple[int, int, int], ...]:
         """Writes the parcel to the device, and returns once it is in the device's memory.
@@ -191,17 +189,3 @@ class BounceLanding:
         for offset, chip, bank, address, length in zip(*(column.tolist() for column in columns), strict=True):
             first = parcel.offset + offset
             device.write(chip, bank, address, self._memory[first : first + length])
-
-
-def _host_memory(nbytes: int) -> NDArray[np.uint8]:
-    """Page-aligned host memory, zeros at first.  CapacityError where there is none."""
-    try:
-        mapping = mmap.mmap(-1, nbytes)
-    except (OSError, ValueError) as error:
-        raise CapacityError(
-            "cannot map the bounce buffer",
-            expected=f"{nbytes} bytes of memory",
-            got=str(error),
-            fix="Lower tt_plugin.landing.bounce_buffer_bytes.",
-        ) from error
-    return np.frombuffer(mapping, dtype=np.uint8)

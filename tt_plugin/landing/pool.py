@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hawk_connector.errors import LocalError
 from hawk_connector.layout.kv_pool import KVPoolLayout
-from hawk_connector.plan.parcel import ParcelPlan
+from hawk_connector.plan.any_plan import Plan
 from hawk_connector.plan.segments import Segments, pool_segments
 
 from ..device.kv_pool import KVPools
 from .bank_index import BankIndex
+from .parcels import packed_parcel
 from .tally import LandingCounts, Tally
 
 __all__ = ["PoolLanding"]
@@ -43,10 +43,9 @@ class PoolLanding:
     def regions(self) -> Sequence[tuple[int, int]]:
         return self._pools.regions()
 
-    def segments(self, plan: ParcelPlan, region: int, block_ids: Sequence[int], skip_blocks: int) -> Segments:
-        if plan.layout != self.layout:
-            raise LocalError("the parcel is packed for other pools", expected=repr(self.layout), got=repr(plan.layout))
-        return pool_segments(plan, region, block_ids, self._placement, skip_blocks)
+    def segments(self, plan: Plan, region: int, block_ids: Sequence[int], skip_blocks: int) -> Segments:
+        parcel = packed_parcel(plan, self.layout)
+        return pool_segments(parcel, region, block_ids, self._placement, skip_blocks)
 
     def landed(self, segments: Segments) -> tuple[tuple[int, int, int], ...]:
         """Counts the bytes and returns (chip, bank, bytes) of each bank that got any.

@@ -8,6 +8,7 @@ from typing import Any
 
 from hawk_connector.decode.landing import Landing
 from hawk_connector.errors import CapacityError, ConfigError
+from hawk_connector.plan.facts import Mode
 
 from ..config import LandingChoice
 from ..device.interface import Pools
@@ -24,13 +25,19 @@ __all__ = ["LandingChoice", "from_kv_caches", "make_landing"]
 _log = logging.getLogger(__name__)
 
 
-def make_landing(pools: Pools, choice: LandingChoice) -> Landing:
-    """The landing in ``pools``.
+def make_landing(pools: Pools, choice: LandingChoice, mode: Mode = "hawk") -> Landing:
+    """The landing in ``pools`` for parcels of ``mode``, hawk or host.
 
+    In mode host the choice's path and placement play no part: parcels are converted in host memory, and written from
+    there to the pools.
     ConfigError where the direct path is asked for and the banks have no host addresses here, CapacityError where
     stages or the bounce buffer do not fit; for bank windows what ``window_landing`` raises.  Their mappings and nodes
     go with the process.
     """
+    if mode == "host":
+        return _host_landing(pools, choice)
+    if mode != "hawk":
+        raise ConfigError("the mode of a device's landing", expected="'hawk' or 'host'", got=repr(mode))
     stages = _stages(pools, choice)
     mapped = isinstance(pools, KVPools)
     if choice.path == "bounce" or (choice.path is None and not mapped):
@@ -65,7 +72,20 @@ def _stages(pools: Pools, choice: LandingChoice) -> Stages | None:
         return None
 
 
-def from_kv_caches(kv_caches: Mapping[str, Any]) -> Landing:
+def _host_landing(pools: Pools, choice: LandingChoice) -> Landing:
+    # torch and a compiler, which no other landing needs.
+    import torch
+
+    from hawk_connector.transform.packing import parcel_packer
+
+    from .host import HostLanding
+
+    threads = choice.convert_threads
+    nbytes, wait_s = choice.bounce_buffer_bytes, choice.bounce_wait_s
+    return HostLanding(pools, nbytes, wait_s, lambda: parcel_packer(torch.device("cpu"), threads))
+
+
+def from_kv_caches(kv_caches: Mapping[str, Any], mode: Mode = "hawk") -> Landing:
     """The landing for the KV caches that vLLM registered: layer name -> a handle that names its ``pools``, and with
     ``landing`` the choice of its platform.
 
@@ -81,4 +101,4 @@ def from_kv_caches(kv_caches: Mapping[str, Any]) -> Landing:
             fix="Start the decode side with HAWK_NPU=simulated or HAWK_NPU=silicon.",
         )
     choices = [choice for cache in kv_caches.values() if (choice := getattr(cache, "landing", None)) is not None]
-    return make_landing(next(iter(pools.values())), choices[0] if choices else LandingChoice())
+    return make_landing(next(iter(pools.values())), choices[0] if choices else LandingChoice(), mode)

@@ -10,14 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hawk_connector.decode.landing import Landing
-from hawk_connector.errors import LocalError
 from hawk_connector.layout.kv_pool import KVPoolLayout
+from hawk_connector.plan.any_plan import Plan
 from hawk_connector.plan.parcel import ParcelPlan
 from hawk_connector.plan.placement import Placement, PlacementCosts, count_placements, stream_segments
 from hawk_connector.plan.runs import BankRuns, bank_runs
 from hawk_connector.plan.segments import Segments
 
 from ..device.interface import Pools
+from .parcels import packed_parcel
 from .stages import Stages
 from .tally import LandingCounts, Tally
 
@@ -83,18 +84,17 @@ class StagedLanding:
         stages = [(int(o) + self._stages.address, self._stages.bytes_per_bank) for o in self._origins.reshape(-1)]
         return stages if self._placement == "staged" else [*self._direct.regions(), *stages]
 
-    def segments(self, plan: ParcelPlan, region: int, block_ids: Sequence[int], skip_blocks: int) -> Segments:
+    def segments(self, plan: Plan, region: int, block_ids: Sequence[int], skip_blocks: int) -> Segments:
         """Staged parcels are read whole: blocks that decode has already are not copied, but a stream is one read."""
-        if plan.layout != self.layout:
-            raise LocalError("the parcel is packed for other pools", expected=repr(self.layout), got=repr(plan.layout))
-        runs = bank_runs(plan, block_ids, self._pools.buffer_addresses, self.num_blocks, skip_blocks)
-        if not runs.count or self._chosen(plan, runs) == "pool":
-            return self._direct.segments(plan, region, block_ids, skip_blocks)
-        address = self._stages.take(plan)
-        starts = [int(self._origins[s.chip, s.page_class]) + address for s in plan.streams()]
-        segments = stream_segments(plan, region, starts)
+        parcel = packed_parcel(plan, self.layout)
+        runs = bank_runs(parcel, block_ids, self._pools.buffer_addresses, self.num_blocks, skip_blocks)
+        if not runs.count or self._chosen(parcel, runs) == "pool":
+            return self._direct.segments(parcel, region, block_ids, skip_blocks)
+        address = self._stages.take(parcel)
+        starts = [int(self._origins[s.chip, s.page_class]) + address for s in parcel.streams()]
+        segments = stream_segments(parcel, region, starts)
         with self._lock:
-            self._waiting[starts[0]] = _Staged(plan, runs, address)
+            self._waiting[starts[0]] = _Staged(parcel, runs, address)
         return segments
 
     def landed(self, segments: Segments) -> tuple[tuple[int, int, int], ...]:

@@ -138,7 +138,8 @@ class Firewall:
     name = "firewall"
 
     def need(self, needs: Needs) -> Need | None:
-        return Need.NONE if is_loopback(needs.hawk.peer_host) else Need.ADVISED
+        apart = needs.hawk.protocol == "local" or is_loopback(needs.hawk.peer_host)
+        return Need.NONE if apart else Need.ADVISED
 
     def look(self, machine: Machine, needs: Needs) -> Outcome:
         lowest = machine.environment.get("MC_MIN_RPC_PORT", "15000")

@@ -18,7 +18,7 @@ from .needs import Needs
 
 __all__ = ["Loopback", "SelfTest", "SelfTestRun", "Transport", "run_self_test"]
 
-Protocol = Literal["tcp", "rdma"]
+Protocol = Literal["tcp", "rdma", "local"]
 SelfTestRun = Callable[[Protocol, Mapping[str, str]], Report]
 
 # Its parts take about a second; a machine that compiles or is busy may need many.
@@ -63,7 +63,7 @@ class _OfTheLoopback:
 
 
 class SelfTest(_OfTheLoopback):
-    """A parcel through Mooncake from a send buffer into simulated banks, looked at element by element."""
+    """A parcel through the transfer engine from a send buffer into simulated banks, looked at element by element."""
 
     name = "self-test"
 
@@ -71,7 +71,10 @@ class SelfTest(_OfTheLoopback):
         report = self._loopback.report
         if report.error:
             return failed(
-                report.error, "See Mooncake and the shared libraries above; MC_LOG_LEVEL=INFO shows its reason."
+                report.error,
+                "See docs/security.md for what protocol local needs, or set protocol to tcp."
+                if self._loopback.protocol == "local"
+                else "See Mooncake and the shared libraries above; MC_LOG_LEVEL=INFO shows its reason.",
             )
         return passed(
             f"{report.nbytes} bytes in {report.segments} reads over {self._loopback.protocol}, packed by "

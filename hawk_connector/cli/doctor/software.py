@@ -75,7 +75,7 @@ class SharedLibraries:
     name = "shared libraries"
 
     def need(self, needs: Needs) -> Need | None:
-        return Need.REQUIRED
+        return Need.NONE if needs.hawk.protocol == "local" else Need.REQUIRED
 
     def look(self, machine: Machine, needs: Needs) -> Outcome:
         wanted = dict(_LIBRARIES)
@@ -91,7 +91,7 @@ class Mooncake:
     name = "Mooncake"
 
     def need(self, needs: Needs) -> Need | None:
-        return Need.REQUIRED
+        return Need.NONE if needs.hawk.protocol == "local" else Need.REQUIRED
 
     def look(self, machine: Machine, needs: Needs) -> Outcome:
         found = [f"{name} {text}" for name in MOONCAKE_WHEELS if (text := machine.version_of(name)) is not None]

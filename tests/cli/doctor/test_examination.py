@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import subprocess
 import sys
@@ -270,3 +271,21 @@ def test_a_self_test_whose_process_dies_is_a_report(tmp_path: Path) -> None:
     )
     found = run_self_test("tcp", {"PYTHONPATH": str(tmp_path), "PATH": "/usr/bin:/bin"})
     assert found.error == "it ended with code 7: no device"
+
+
+def test_local_sides_need_no_mooncake_and_no_firewall(tmp_path: Path) -> None:
+    bare = installed(tmp_path, version_of={"vllm": "0.32.0"}.get, library_error=lambda name: "not found")
+    sides = [needs("prefill", {"protocol": "local"}), needs("decode", {"protocol": "local"})]
+    findings = by_name(examination(bare, sides, lambda protocol, environment: Report("", protocol, "", 1, 1, 1)))
+    for name in ("both Mooncake", "both shared libraries", "both firewall"):
+        assert findings[name].status is Status.NOT_APPLICABLE, name
+    assert findings["both self-test"].status is findings["both transport"].status is Status.PASS
+    assert not any(finding.sick for finding in findings.values())
+    refused = examination(bare, sides[:1], lambda protocol, environment: Report("process_vm_readv is refused"))
+    assert "protocol local" in by_name(refused)["prefill self-test"].mend
+
+
+@pytest.mark.slow
+def test_the_self_test_over_the_local_engine() -> None:
+    found = run_self_test("local", dict(os.environ))
+    assert (found.error, found.transport, found.segments) == ("", "local", 42)
