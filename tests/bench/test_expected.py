@@ -16,6 +16,8 @@ from tests.oracle import scalar
 from tests.tt_plugin.pools import oracle_pool
 from tt_plugin.bench import SimulatedPools, simulated_pools
 
+pytestmark = pytest.mark.slow
+
 SEED = 9
 SHAPE = CacheShape("gpu-nhd", layers=2, kv_heads=4, head_dim=64, block_size=16, blocks=9, dtype="bf16")
 LANDED = Landed(tokens=75, table=(7, 0, 3, 8, 5), block_ids=(4, 1, 2))

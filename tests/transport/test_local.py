@@ -23,6 +23,8 @@ from hawk_connector.transport.local import LocalEngine, local_factory, local_ses
 from hawk_connector.transport.process_name import ProcessName, start_time
 from tests.transport.local_peer import content
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 MIB = 1024 * 1024
 NOBODY = 65534
