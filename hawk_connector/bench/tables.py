@@ -33,7 +33,7 @@ def transform_tables(rows: Rows, ratios: Ratios, console: Console) -> None:
             row["source_dtype"],
             row["dtype"],
             str(row["threads"]),
-            *(f"{row[name]:.2f}" for name in ("gb_per_s", "k_gb_per_s", "v_gb_per_s", "memcpy_gb_per_s")),
+            *(_rate(row[name]) for name in ("gb_per_s", "k_gb_per_s", "v_gb_per_s", "memcpy_gb_per_s")),
             *(_ratio(found.get(to)) for to in ("pack", "K", f"{row['threads']} threads")),
         )
     console.print(table)
@@ -105,3 +105,7 @@ def _ratio(ratio: Ratio | None) -> str:
     if ratio.value is None or ratio.low is None or ratio.high is None:
         return "spread" if "spread" in ratio.refused else "few runs"
     return f"{ratio.value:.2f} ({ratio.low:.2f}-{ratio.high:.2f})"
+
+
+def _rate(value: float | None) -> str:
+    return "spread" if value is None else f"{value:.2f}"

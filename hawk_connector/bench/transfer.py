@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -99,12 +100,15 @@ class _Pair:
         self._prefill = Child(
             "prefill", PrefillProcess, PrefillSpec(room.cache, options.seed, options.protocol, room.workers)
         ).__enter__()
-        ranks = self._prefill.call("handshakes")
-        spec = DecodeSpec(room.cache, options.seed, options.protocol, ranks, room.pools, room.decoders)
-        self._decode = Child("decode", DecodeProcess, spec).__enter__()
-        self._decode.call("ready")
-        for worker in room.workers:
-            self._prefill.call("wait_paired", worker.name, room.peers_of(worker.name))
+        with ExitStack() as started:
+            started.push(self._prefill)
+            ranks = self._prefill.call("handshakes")
+            spec = DecodeSpec(room.cache, options.seed, options.protocol, ranks, room.pools, room.decoders)
+            self._decode = started.enter_context(Child("decode", DecodeProcess, spec))
+            self._decode.call("ready")
+            for worker in room.workers:
+                self._prefill.call("wait_paired", worker.name, room.peers_of(worker.name))
+            started.pop_all()  # from here on they end with the pair
         return self
 
     def __exit__(self, *ended: Any) -> None:

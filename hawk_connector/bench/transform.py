@@ -188,7 +188,9 @@ class _Group:
             }
             whole, of_values, copy = times[name], times[f"{name}{_IN_ORDER}"], times[f"memcpy/{packing.threads}"]
             value = {number: seconds / 2 for number, seconds in of_values.items()}
-            key = {number: seconds - value[number] for number, seconds in whole.items()}
+            # What is left of a round may be nothing where the machine was disturbed: such rounds say nothing of K.
+            left = {number: seconds - value[number] for number, seconds in whole.items()}
+            key = {number: seconds for number, seconds in left.items() if seconds > 0}
             spread = Spread.of(list(whole.values()))
             row = {
                 **about,
@@ -200,7 +202,7 @@ class _Group:
                 "seconds_max": spread.most,
                 "runs": spread.count,
                 "gb_per_s": self._rate(whole),
-                "k_gb_per_s": self._rate(key, 2),
+                "k_gb_per_s": self._rate(key, 2) if key else None,
                 "v_gb_per_s": self._rate(value, 2),
                 "memcpy_gb_per_s": self._rate(copy),
             }

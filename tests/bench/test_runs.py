@@ -71,7 +71,13 @@ def test_face_rows_are_32_bytes_each(run: TransferRun) -> None:
 
 def test_transform_measures_every_crossing() -> None:
     options = TransformOptions(
-        sources=("gpu-nhd", "cpu"), source_dtypes=("bf16",), dtypes=("bf16", "bfp8"), tokens=64, runs=3, **SHAPE
+        sources=("gpu-nhd", "cpu"),
+        source_dtypes=("bf16",),
+        dtypes=("bf16", "bfp8"),
+        threads=(1, 2),
+        tokens=64,
+        runs=3,
+        **SHAPE,
     )
     found = run_transform(options)
     assert [(r["source"], r["dtype"], r["threads"]) for r in found.rows] == [
