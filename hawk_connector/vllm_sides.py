@@ -284,6 +284,13 @@ class DecodeWorkerSide:
                 reason="this vLLM's layers are not kept alike",
                 fix="Set mode to hawk or host, or choose another attention backend.",
             )
+        kind = self._cache.blocks[0].device.type
+        if kind != "cpu" and self._config.protocol != "rdma":
+            raise UnsupportedError(
+                f"mode direct into a cache in {kind} memory over {self._config.protocol}",
+                reason="only an RDMA device writes there",
+                fix="Set protocol to rdma on both sides.",
+            )
         return CacheLanding(self._cache.memory)
 
     @property

@@ -11,6 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 
@@ -22,7 +23,7 @@ from ..errors import LocalError, ProtocolError, UnsupportedError
 from ..layout.kv_pool import KVPoolLayout
 from ..metrics import Outcome, TransferLog, TransferReport
 from ..monitor import SideMonitor
-from ..plan.pairing import HostPairing, Pairing, PrefillFacts
+from ..plan.pairing import DirectPairing, HostPairing, Pairing, PrefillFacts, pair
 from ..plan.parcel_digest import parcel_digest
 from ..plan.raw_plan import RawPlan
 from ..protocol.epochs import IdSource, random_id
@@ -348,7 +349,7 @@ class PrefillWorker:
             if foreign is None:
                 raise
             message = foreign
-        if isinstance(message, Hello) and message.facts.mode == "direct" and message.version == PROTOCOL_VERSION:
+        if isinstance(message, Hello) and message.version == PROTOCOL_VERSION and self._may_be_direct(message):
             self._expose()
         with self._lock:
             if isinstance(message, Drain):
@@ -381,6 +382,11 @@ class PrefillWorker:
         self._monitor.say_peers(changes)
         return _TURN_S
 
+    def _may_be_direct(self, hello: Hello) -> bool:
+        """Whether nothing but the cache's exposure keeps the peer from mode direct: a refused one must not cause it."""
+        digests = self._config.parcel_digest or hello.digests
+        return not digests and isinstance(pair(self._facts, hello.facts), DirectPairing)
+
     def _expose(self) -> None:
         """Lets peers read vLLM's cache itself, once the first one asks: else nobody needs more than the send buffer.
 
@@ -391,6 +397,9 @@ class PrefillWorker:
         if self._exposed or self._cache is None:
             return
         self._exposed = True
+        if self._device.type != "cpu" and self._config.protocol != "rdma":
+            _log.error("mode direct reads a cache in GPU memory over RDMA only: set protocol to rdma on both sides")
+            return
         memory = self._cache.memory
         registered: list[int] = []
         try:
@@ -399,7 +408,8 @@ class PrefillWorker:
                 registered.append(start)
         except LocalError as error:
             for start in registered:
-                self._engine.unregister(start)
+                with suppress(LocalError):
+                    self._engine.unregister(start)
             _log.error("vLLM's cache cannot be read in mode direct: %s", error)
             return
         _log.info("mode direct: peers can read vLLM's cache, %.0f MiB", sum(n for _, n in memory.regions) / 2**20)
@@ -415,7 +425,8 @@ class PrefillWorker:
         for pairing in self._protocol.peers().values():
             if isinstance(pairing, Pairing) and not isinstance(pairing, HostPairing) and packing is not None:
                 layout = pairing.layout
-                if layers and layout not in self._prepared:
+                # What more peers than may be paired ask for is compiled when it is packed.
+                if layers and layout not in self._prepared and len(self._prepared) < self._config.max_peers:
                     self._prepared.add(layout)
                     self._packer.submit(partial(packing.prepare, layers, layout))
 

@@ -11,7 +11,7 @@ import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 from llvmlite import binding, ir
@@ -86,7 +86,7 @@ class Kernel:
     _owner: Any
 
 
-@cache
+@lru_cache(maxsize=64)
 def compiled(spec: KernelSpec) -> Kernel:
     """The kernel, compiled once per process (about a tenth of a second)."""
     return compiled_text(module_text(spec))

@@ -74,6 +74,8 @@ class CpuPacker:
             self._layers = layers
             self._caches.clear()
         if layout not in self._caches:
+            if len(self._caches) >= _KEPT_PLANS:
+                self._caches.clear()
             self._caches[layout] = CacheTables.of(layers, layout)
         return self._caches[layout]
 

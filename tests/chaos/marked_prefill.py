@@ -54,7 +54,9 @@ def main() -> None:
     geometry = job.geometry()
     engines = mooncake_factory("127.0.0.1", protocol="tcp", timeout_s=5, max_segments_per_batch=1024)
     room = (len(job.marks) + 1) * job.nbytes
-    side = PrefillSide(geometry, engines, parcel_tokens=job.tokens, send_buffer_bytes=room, lease_s=120.0)
+    side = PrefillSide(
+        geometry, engines, parcel_tokens=job.tokens, parcel_bytes=room, send_buffer_bytes=room, lease_s=120.0
+    )
     tickets: list[Ticket] = []
     for mark in job.marks:
         running = side.begin(Marked(job.tokens, mark))  # type: ignore[arg-type]

@@ -61,7 +61,8 @@ def test_llama_70b_in_consecutive_blocks_is_64_segments_a_parcel() -> None:
 
 def test_scattered_blocks_in_pools_of_one_layer_are_staged() -> None:
     """One parcel: 81,920 reads of 2,176 bytes into the pools, or a stream for each of 8 banks of 4 chips."""
-    words = ("--model", "llama-3.1-70b", "--tp", "4", "--chips", "4", "--tokens", "1024", "--parcel-tokens", "1024")
+    words = ("--model", "llama-3.1-70b", "--tp", "4", "--chips", "4", "--tokens", "1024")
+    words += ("--parcel-tokens", "1024", "--parcel-bytes", str(1 << 30))
     figures = plan(*words, "--pool", "per_layer", "--blocks", "scattered")
     placed = {"choice": "staged", "reads": 32, "pool_reads": 81_920, "staged_reads": 32, "copies": 81_920}
     assert (figures["placement"], figures["bytes_per_segment"]) == (placed, 2_176)
