@@ -48,6 +48,8 @@ GROWTH_BOUND = 32 << 20
 # ZMTP's greeting, and the hand-shake's one command that refuses or asks on (CURVE's WELCOME has 168 bytes).
 UNAUTHENTICATED_BOUND = GREETING_BYTES + 256
 _PATIENCE_S = 60.0
+# Looks, a tenth of a second apart, in which a process that has settled does not grow.
+_STILL_LOOKS = 15
 _EVERY = 4000
 _DEFAULT_RATE = 2000.0
 
@@ -83,6 +85,17 @@ class Endpoint:
     def rss(self) -> int:
         assert self.process.poll() is None, f"the attacked process has died: {self.process.returncode}"
         return resident_bytes(self.process.pid)
+
+    def settle(self) -> None:
+        """Waits until it does not grow any more: a first pairing loads a compiler and makes kernels, once."""
+        deadline = time.monotonic() + _PATIENCE_S
+        before, still = self.rss, 0
+        while still < _STILL_LOOKS:
+            assert time.monotonic() < deadline, "it grows without an attack"
+            time.sleep(0.1)
+            now = self.rss
+            still = still + 1 if now - before < 1 << 20 else 0
+            before = now
 
     def end(self) -> None:
         """Ends it; AssertionError where it logged an error or did not end well."""
@@ -187,6 +200,7 @@ def _open_server(context: zmq.Context[Any], frames: int, seed: int, rate: float,
         source = FrameSource(seed, [endpoint.epoch, "e" * 32, "d" * 32], [f"{n:032x}" for n in range(64)])
         good = GoodClient(context, endpoint)
         assert good.served()
+        endpoint.settle()
         targets = [endpoint.address, endpoint.address, endpoint.status]
         dealers = [_dealer(context, target) for target in targets]
         before = endpoint.rss
@@ -251,6 +265,7 @@ def _closed_server(context: zmq.Context[Any], frames: int, seed: int, seen: Coun
             source = FrameSource(seed, [endpoint.epoch, "e" * 32], [f"{n:032x}" for n in range(64)])
             good = GoodClient(context, endpoint, (folder / "friend", server_key))
             assert good.served()
+            endpoint.settle()
             before = endpoint.rss
             raw = max(40, frames // 50)
             for n, payload in enumerate(handshakes(source.rng, raw)):
