@@ -83,6 +83,7 @@ face_row = st.one_of(
 several_rows = st.lists(face_row, min_size=4, max_size=4).map(lambda rows: [bits for row in rows for bits in row])
 
 
+@pytest.mark.slow
 @given(several_rows, st.sampled_from(CODECS))
 @settings(max_examples=200, deadline=None)
 def test_any_bit_patterns(bits: list[int], codec: Codec) -> None:

@@ -22,6 +22,8 @@ from hawk_connector.transport.mooncake import MooncakeEngine
 from tests.transport.mooncake_peer import content
 from tests.transport.waiting import eventually
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 MIB = 1024 * 1024
 
