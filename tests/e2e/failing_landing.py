@@ -12,6 +12,7 @@ from typing import Any
 from hawk_connector.errors import TransferFailed
 from hawk_connector.plan.facts import Mode
 from hawk_connector.plan.segments import Segments
+from tests.e2e.landing_package import install
 from tt_plugin.landing import from_kv_caches as good_landing
 
 NAME = "failing"
@@ -48,10 +49,4 @@ def from_kv_caches(kv_caches: Mapping[str, Any], mode: Mode = "hawk") -> Failing
 
 def installed(directory: Path) -> dict[str, str]:
     """The environment in which the landing is an installed provider and reads the file ``directory/failures``."""
-    metadata = directory / "failing_landing-0.dist-info"
-    metadata.mkdir(parents=True)
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: failing-landing\nVersion: 0\n")
-    (metadata / "entry_points.txt").write_text(
-        f"[hawk_connector.landings]\n{NAME} = tests.e2e.failing_landing:from_kv_caches\n"
-    )
-    return {"PYTHONPATH": str(directory), VARIABLE: str(directory / "failures")}
+    return {**install(directory, NAME, "tests.e2e.failing_landing"), VARIABLE: str(directory / "failures")}

@@ -11,6 +11,7 @@ from typing import Any
 from hawk_connector.errors import TransferFailed
 from hawk_connector.plan.facts import Mode
 from hawk_connector.plan.segments import Segments
+from tests.e2e.landing_package import install
 from tt_plugin.landing import from_kv_caches as good_landing
 
 NAME = "waiting"
@@ -43,11 +44,5 @@ def from_kv_caches(kv_caches: Mapping[str, Any], mode: Mode = "hawk") -> Waiting
 
 def installed(directory: Path) -> tuple[dict[str, str], Path]:
     """The environment in which the landing is an installed provider, and the file that holds its parcels."""
-    metadata = directory / "waiting_landing-0.dist-info"
-    metadata.mkdir(parents=True)
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: waiting-landing\nVersion: 0\n")
-    (metadata / "entry_points.txt").write_text(
-        f"[hawk_connector.landings]\n{NAME} = tests.e2e.waiting_landing:from_kv_caches\n"
-    )
     file = directory / "hold"
-    return {"PYTHONPATH": str(directory), VARIABLE: str(file)}, file
+    return {**install(directory, NAME, "tests.e2e.waiting_landing"), VARIABLE: str(file)}, file

@@ -22,40 +22,22 @@ from hawk_connector.transport.engine import Segments
 from hawk_connector.transport.local import LocalEngine, local_factory, local_session, process_vm_readv
 from hawk_connector.transport.process_name import ProcessName, start_time
 from tests.transport.local_peer import content
+from tests.transport.peer import ROOT, Peer
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[2]
 MIB = 1024 * 1024
 NOBODY = 65534
 
 
-class Peer:
+def serving(nbytes: int, *options: str) -> Peer:
     """A process with a region of ``nbytes``."""
-
-    def __init__(self, nbytes: int, *options: str) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.transport.local_peer", "serve", str(nbytes), *options],
-            cwd=ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert self.process.stdout is not None
-        session, address = self.process.stdout.readline().split()
-        self.session, self.address = session, int(address)
-
-    def end(self) -> None:
-        self.process.kill()
-        self.process.wait(10)
-        for pipe in (self.process.stdin, self.process.stdout):
-            assert pipe is not None
-            pipe.close()
+    return Peer("tests.transport.local_peer", "serve", str(nbytes), *options)
 
 
 @pytest.fixture(scope="module")
 def peer() -> Iterator[Peer]:
-    peer = Peer(80 * MIB)
+    peer = serving(80 * MIB)
     yield peer
     peer.end()
 
@@ -63,7 +45,7 @@ def peer() -> Iterator[Peer]:
 @pytest.fixture
 def mortal() -> Iterator[Peer]:
     """A peer that the test may kill."""
-    peer = Peer(80 * MIB)
+    peer = serving(80 * MIB)
     yield peer
     peer.end()
 
@@ -331,7 +313,7 @@ def test_consent_under_yama(readable: bool) -> None:
     scope = Path("/proc/sys/kernel/yama/ptrace_scope")
     if not scope.exists() or scope.read_text().strip() != "1" or os.geteuid() == 0:
         pytest.skip("needs a kernel with yama's ptrace_scope 1, and a user without CAP_SYS_PTRACE")
-    peer = Peer(4096, *(["readable"] if readable else []))
+    peer = serving(4096, *(["readable"] if readable else []))
     try:
         reader = subprocess.run(
             [sys.executable, "-m", "tests.transport.local_peer", "read", peer.session, str(peer.address), "64"],

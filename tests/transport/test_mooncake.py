@@ -7,8 +7,6 @@ import signal
 import socket
 import stat
 import struct
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,41 +18,22 @@ from hawk_connector.errors import ConfigError, LocalError, TransferFailed
 from hawk_connector.transport.engine import Segments
 from hawk_connector.transport.mooncake import MooncakeEngine
 from tests.transport.mooncake_peer import content
+from tests.transport.peer import Peer
 from tests.transport.waiting import eventually
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[2]
 MIB = 1024 * 1024
 
 
-class Peer:
-    """A serving process with a region of ``nbytes``."""
-
-    def __init__(self, nbytes: int) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.transport.mooncake_peer", str(nbytes)],
-            cwd=ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-        assert self.process.stdout is not None
-        session, address = self.process.stdout.readline().split()
-        self.session, self.address = session, int(address)
-
-    def end(self) -> None:
-        self.process.kill()
-        self.process.wait(10)
-        for pipe in (self.process.stdin, self.process.stdout):
-            assert pipe is not None
-            pipe.close()
+def serving(nbytes: int) -> Peer:
+    """A process with a region of ``nbytes``."""
+    return Peer("tests.transport.mooncake_peer", str(nbytes), quiet=True)
 
 
 @pytest.fixture(scope="module")
 def peer() -> Iterator[Peer]:
-    peer = Peer(8 * MIB)
+    peer = serving(8 * MIB)
     yield peer
     peer.end()
 
@@ -146,7 +125,7 @@ def test_nobody_there_fails(engine: MooncakeEngine) -> None:
 
 @pytest.mark.slow
 def test_a_peer_that_dies_during_a_read() -> None:
-    peer = Peer(256 * MIB)
+    peer = serving(256 * MIB)
     engine = MooncakeEngine("127.0.0.1", protocol="tcp", timeout_s=5)
     try:
         target = buffer(engine, 256 * MIB)
@@ -170,7 +149,7 @@ def test_a_peer_that_dies_during_a_read() -> None:
 def test_close_is_a_fence_against_a_peer_that_was_stopped_during_a_read() -> None:
     """Without the fence, the bytes that were under way land when the peer goes on."""
     size = 256 * MIB
-    peer = Peer(size)
+    peer = serving(size)
     engine = MooncakeEngine("127.0.0.1", protocol="tcp", timeout_s=5)
     second = None
     try:

@@ -13,11 +13,10 @@ Memory of a read that failed is not used again before the fence: a late byte wou
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hawk_connector.errors import CapacityError, LocalError
+from hawk_connector.errors import CapacityError
 from hawk_connector.layout.kv_pool import KVPoolLayout
 from hawk_connector.plan.any_plan import Plan
 from hawk_connector.plan.parcel import ParcelPlan
@@ -28,6 +27,7 @@ from hawk_connector.plan.segments import Segments
 from ..device.interface import Pools
 from .flushing import last_writes
 from .host_memory import host_memory
+from .on_the_way import OnTheWay
 from .parcels import packed_parcel
 from .room import Room
 from .stages import Stages
@@ -79,8 +79,7 @@ class BounceLanding:
             "Raise tt_plugin.landing.bounce_buffer_bytes, or lower parcel_tokens on the prefill side.",
         )
         self._tally = Tally(pools.layout)
-        self._parcels: dict[int, _Parcel] = {}  # by the host address of the parcel's first byte
-        self._lock = threading.Lock()
+        self._on_the_way: OnTheWay[_Parcel] = OnTheWay("bounce buffer")
 
     @property
     def layout(self) -> KVPoolLayout:
@@ -118,8 +117,7 @@ class BounceLanding:
             self._room.give_back(offset)
             raise
         start = self._start + offset
-        with self._lock:
-            self._parcels[start] = _Parcel(parcel, runs, offset, stage)
+        self._on_the_way.put(start, _Parcel(parcel, runs, offset, stage))
         return stream_segments(parcel, region, [start + stream.offset for stream in parcel.streams()])
 
     def landed(self, segments: Segments) -> tuple[tuple[int, int, int], ...]:
@@ -129,7 +127,7 @@ class BounceLanding:
         """
         if not segments.count:
             return ()
-        parcel = self._on_the_way(segments)
+        parcel = self._on_the_way.find(segments)
         writes, copies = parcel.runs, 0
         if self.stages is None or parcel.stage is None:
             self._write(parcel, writes)
@@ -151,26 +149,13 @@ class BounceLanding:
     def release(self, segments: Segments) -> None:
         if not segments.count:
             return
-        parcel = self._on_the_way(segments)
-        with self._lock:
-            del self._parcels[int(segments.local[0])]
+        parcel = self._on_the_way.take(segments)
         if parcel.stage is not None and self.stages is not None:
             self.stages.give_back(parcel.stage)
         self._room.give_back(parcel.offset)
 
     def fill(self) -> tuple[int, ...]:
         return self._tally.fill()
-
-    def _on_the_way(self, segments: Segments) -> _Parcel:
-        with self._lock:
-            parcel = self._parcels.get(int(segments.local[0]))
-        if parcel is None:
-            raise LocalError(
-                "segments that are not on their way through the bounce buffer",
-                expected="each parcel landed or released once",
-                got=f"address {int(segments.local[0]):#x}",
-            )
-        return parcel
 
     def _take_stage(self, plan: ParcelPlan, runs: BankRuns) -> int | None:
         stages = self.stages

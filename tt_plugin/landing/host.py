@@ -30,6 +30,7 @@ from hawk_connector.transform.reference import LayerSource
 from ..device.interface import Pools
 from .flushing import last_writes
 from .host_memory import host_memory
+from .on_the_way import OnTheWay
 from .room import Room
 from .tally import LandingCounts, Tally
 
@@ -63,8 +64,7 @@ class HostLanding:
         self._make_packer = make_packer
         self._of_thread = threading.local()
         self._tally = Tally(pools.layout)
-        self._parcels: dict[int, _Parcel] = {}  # by the host address of the first byte that is read
-        self._lock = threading.Lock()
+        self._on_the_way: OnTheWay[_Parcel] = OnTheWay("bounce buffer")
 
     @property
     def layout(self) -> KVPoolLayout:
@@ -103,8 +103,7 @@ class HostLanding:
         first = wanted[0][0]
         offset = self._raw_room.take(plan.nbytes)
         local = self._start + offset + first
-        with self._lock:
-            self._parcels[local] = _Parcel(plan, runs, offset)
+        self._on_the_way.put(local, _Parcel(plan, runs, offset))
         return _segments([(region + first, local, end - first)])
 
     def landed(self, segments: Segments) -> tuple[tuple[int, int, int], ...]:
@@ -115,7 +114,7 @@ class HostLanding:
         """
         if not segments.count:
             return ()
-        parcel = self._on_the_way(segments)
+        parcel = self._on_the_way.find(segments)
         plan, runs, device = parcel.plan, parcel.runs, self._pools.device
         room = self._packed_room.take(plan.packed.nbytes)
         try:
@@ -136,9 +135,7 @@ class HostLanding:
     def release(self, segments: Segments) -> None:
         if not segments.count:
             return
-        parcel = self._on_the_way(segments)
-        with self._lock:
-            del self._parcels[int(segments.local[0])]
+        parcel = self._on_the_way.take(segments)
         self._raw_room.give_back(parcel.offset)
 
     def fill(self) -> tuple[int, ...]:
@@ -150,17 +147,6 @@ class HostLanding:
             self._of_thread.packer = self._make_packer()
         packer: ParcelPacker = self._of_thread.packer
         return packer
-
-    def _on_the_way(self, segments: Segments) -> _Parcel:
-        with self._lock:
-            parcel = self._parcels.get(int(segments.local[0]))
-        if parcel is None:
-            raise LocalError(
-                "segments that are not on their way through the bounce buffer",
-                expected="each parcel landed or released once",
-                got=f"address {int(segments.local[0]):#x}",
-            )
-        return parcel
 
 
 def _layers(plan: RawPlan, raw: torch.Tensor) -> list[LayerSource]:
