@@ -11,7 +11,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 
@@ -23,14 +22,13 @@ from ..errors import LocalError, ProtocolError, UnsupportedError
 from ..layout.kv_pool import KVPoolLayout
 from ..metrics import Outcome, TransferLog, TransferReport
 from ..monitor import SideMonitor
-from ..plan.pairing import DirectPairing, HostPairing, Pairing, PrefillFacts, pair
+from ..plan.pairing import HostPairing, Pairing, PrefillFacts
 from ..plan.parcel_digest import parcel_digest
 from ..plan.raw_plan import RawPlan
 from ..protocol.epochs import IdSource, random_id
 from ..protocol.lease import Clock
 from ..protocol.messages import (
     DRAIN_REFUSED,
-    PROTOCOL_VERSION,
     Abort,
     Done,
     Drain,
@@ -56,6 +54,7 @@ from ..transport.engine import EngineFactory, TransferEngine
 from ..transport.local import local_session
 from ..transport.loop import ChannelLoop
 from ..transport.side_channel import SideChannelClient, SideChannelServer
+from .exposure import Exposure
 from .kv_source import CacheSource, cache_source
 from .measures import peer_detail, peer_states, prefill_gauges, prefill_pairings
 from .metadata import PrefillStep, RankHandshake
@@ -123,7 +122,7 @@ class PrefillWorker:
         )
         self._layers: list[LayerSource] = []
         self._cache: CacheSource | None = None
-        self._exposed = False
+        self._exposure: Exposure | None = None
         self._device = torch.device("cpu")
         self._block_ratio = 1
         self._order: StepOrder | None = None
@@ -158,6 +157,7 @@ class PrefillWorker:
         self._block_ratio = block_size // layers[0].k.shape[2] if layers else 1
         if self._cache is not None:
             self._facts = msgspec.structs.replace(self._facts, cache=self._cache.memory.layout)
+        self._exposure = Exposure(self._config, self._facts, self._cache, self._engine)
         self._order = step_order(device)
         config = self._config
         self._packing = self._packers(device, config.pack_threads)
@@ -289,7 +289,8 @@ class PrefillWorker:
         def work() -> None:
             plan = job.plan
             if isinstance(plan, RawPlan):
-                self._copy(plan, table, job.first_block, region)
+                assert self._cache is not None  # else there is no such pairing
+                copy_blocks(self._cache.blocks, table, plan, job.first_block, region)
             else:
                 assert self._packing is not None
                 self._packing.pack(self._layers, table, plan, job.first_block, job.tokens, region)
@@ -299,17 +300,6 @@ class PrefillWorker:
         self._order.pack(work, after)
         sending.pack_s += self._clock() - start
         sending.wire_bytes += job.plan.nbytes
-
-    def _copy(self, plan: RawPlan, table: torch.Tensor, first_block: int, region: torch.Tensor) -> None:
-        """A parcel of mode host: blocks as they are."""
-        assert self._cache is not None  # else there is no such pairing
-        table = table.to(self._device)
-        if region.device == self._device:
-            copy_blocks(self._cache.blocks, table, plan, first_block, region)
-        else:
-            staged = torch.empty(plan.nbytes, dtype=torch.uint8, device=self._device)
-            copy_blocks(self._cache.blocks, table, plan, first_block, staged)
-            region.copy_(staged, non_blocking=True)
 
     def _settle(self, job: Settle) -> None:
         """Waits for the steps before it, in order with the packs."""
@@ -349,9 +339,10 @@ class PrefillWorker:
             if foreign is None:
                 raise
             message = foreign
-        if isinstance(message, Hello) and message.version == PROTOCOL_VERSION and self._may_be_direct(message):
-            self._expose()
+        bases = self._exposure.ask(message) if isinstance(message, Hello) and self._exposure is not None else None
         with self._lock:
+            if bases is not None:
+                self._protocol.expose(bases)
             if isinstance(message, Drain):
                 self._outbox.append((peer, encode(self._drain(self._server.may_command(peer)))))
             elif isinstance(message, StatusQuery):
@@ -381,40 +372,6 @@ class PrefillWorker:
         self._monitor.say(stalls)
         self._monitor.say_peers(changes)
         return _TURN_S
-
-    def _may_be_direct(self, hello: Hello) -> bool:
-        """Whether nothing but the cache's exposure keeps the peer from mode direct: a refused one must not cause it."""
-        digests = self._config.parcel_digest or hello.digests
-        return not digests and isinstance(pair(self._facts, hello.facts), DirectPairing)
-
-    def _expose(self) -> None:
-        """Lets peers read vLLM's cache itself, once the first one asks: else nobody needs more than the send buffer.
-
-        On the channel loop's thread, since registering may pin all of the cache.  Where it fails, mode direct is
-        refused.
-        """
-        assert self._protocol is not None
-        if self._exposed or self._cache is None:
-            return
-        self._exposed = True
-        if self._device.type != "cpu" and self._config.protocol != "rdma":
-            _log.error("mode direct reads a cache in GPU memory over RDMA only: set protocol to rdma on both sides")
-            return
-        memory = self._cache.memory
-        registered: list[int] = []
-        try:
-            for start, length in memory.regions:
-                self._engine.register(start, length)
-                registered.append(start)
-        except LocalError as error:
-            for start in registered:
-                with suppress(LocalError):
-                    self._engine.unregister(start)
-            _log.error("vLLM's cache cannot be read in mode direct: %s", error)
-            return
-        _log.info("mode direct: peers can read vLLM's cache, %.0f MiB", sum(n for _, n in memory.regions) / 2**20)
-        with self._lock:
-            self._protocol.expose(memory.bases)
 
     # --- under the lock
 
