@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
+from hawk_connector.cli.free_ports import free_ports
 from hawk_connector.transport.curve import write_key_pair
 from tests.chaos.deployment import reference_answers
 from tests.chaos.load import REMOTE_DECODE, Prompt
 from tests.chaos.side import Side
 from tests.e2e.conftest import prompt
 from tests.e2e.harness import Engine, decode_engine, prefill_engine
-from tests.e2e.test_servers import free_ports
 from tests.models.tiny import TinyLlama
 
 pytestmark = pytest.mark.e2e

@@ -14,6 +14,7 @@ import psutil
 import pytest
 import yaml
 
+from hawk_connector.cli.free_ports import free_ports
 from tests.models.tiny import TinyLlama
 
 SIMULATED = Path(__file__).parents[2] / "configs" / "cpu-simulated.yaml"
@@ -22,17 +23,6 @@ SIMULATED = Path(__file__).parents[2] / "configs" / "cpu-simulated.yaml"
 def hawk(*words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "hawk_connector.cli.main", *words]
     return subprocess.run(command, capture_output=True, text=True, timeout=300)
-
-
-def free_ports(count: int) -> list[int]:
-    probes = [socket.socket() for _ in range(count)]
-    try:
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in probes]
-    finally:
-        for probe in probes:
-            probe.close()
 
 
 def deployment_file(path: Path, model: str, prefill_arguments: dict[str, object]) -> Path:

@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from hawk_connector.cli.free_ports import free_ports
 from hawk_connector.cli.guard import end_groups
 from hawk_connector.cli.interrupt import StopSignal
 from hawk_connector.cli.processes import (
@@ -47,15 +48,8 @@ SLEEPER = "import time; print('up', flush=True); time.sleep(600)"
 STUBBORN = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {SLEEPER}"
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 def server(name: str, record: Path) -> ProcessSpec:
-    port = free_port()
+    port = free_ports(1)[0]
     return ProcessSpec(
         name=name,
         argv=(sys.executable, "-c", SERVER, str(port), name, str(record)),
@@ -196,13 +190,13 @@ def listening() -> Iterator[int]:
 
 def test_a_port_in_use_is_named_by_its_key(listening: int) -> None:
     with pytest.raises(DeploymentError) as caught:
-        refuse_ports_in_use([("router.port", "127.0.0.1", free_port()), ("decode.port", "127.0.0.1", listening)])
+        refuse_ports_in_use([("router.port", "127.0.0.1", free_ports(1)[0]), ("decode.port", "127.0.0.1", listening)])
     assert f"decode.port: 127.0.0.1:{listening}" in str(caught.value)
     assert "router.port" not in str(caught.value)
 
 
 def test_free_ports_pass_and_stay_free() -> None:
-    port = free_port()
+    port = free_ports(1)[0]
     for _ in range(2):
         refuse_ports_in_use([("router.port", "127.0.0.1", port)])
 

@@ -6,12 +6,10 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +20,7 @@ import yaml
 
 from hawk_connector.cli import commands
 from hawk_connector.cli import deployment as deployments
+from hawk_connector.cli.free_ports import free_ports
 from hawk_connector.protocol.messages import PROTOCOL_VERSION
 from tests.models.tiny import TinyLlama
 from tests.transport.waiting import eventually
@@ -37,14 +36,6 @@ PROMPTS = [
     "Seven banks, eight banks or twelve banks: " * 12,
 ]
 HELLO_DEADLINE_S = 2.0
-
-
-def free_ports(count: int) -> list[int]:
-    with ExitStack() as stack:
-        held = [stack.enter_context(closing(socket.socket())) for _ in range(count)]
-        for each in held:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in held]
 
 
 def deployment_file(directory: Path, model: Path, decode: dict[str, Any] | None = None) -> Path:

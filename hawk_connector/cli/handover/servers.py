@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import socket
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ from typing import Any
 from hawk_connector.address import Address
 from hawk_connector.cli.commands import CONNECTOR_NAME, environment, executable, flags
 from hawk_connector.cli.deployment import url
+from hawk_connector.cli.free_ports import free_ports
 from hawk_connector.cli.processes import ProcessSpec
 from hawk_connector.config import DECODE_ROLE, PREFILL_ROLE
 from hawk_connector.errors import CapacityError, ConfigError
@@ -86,9 +85,9 @@ def groups(systems: Sequence[System], available: int) -> Iterator[tuple[System, 
 def pair(system: System, options: HandoverOptions, model: str) -> Running:
     """The servers of ``system`` on free ports of this machine; ``model``: what `vllm serve` is given."""
     if system.connector is None:
-        (port,) = _free_ports(1)
+        (port,) = free_ports(1)
         return Running(system, (_server(system.name, options, model, port),), (url(_HOST, port),))
-    ports = _free_ports(4)
+    ports = free_ports(4)
     make = _hawk if system.connector == "hawk" else _nixl
     urls = tuple(url(_HOST, port) for port in ports[:2])
     sides = tuple(Address(_HOST, port) for port in ports[2:]) if system.connector == "hawk" else ()
@@ -194,12 +193,3 @@ def _server(
         env=environment(variables, env or {}),
         health_url=f"{url(_HOST, port)}/health",
     )
-
-
-def _free_ports(count: int) -> list[int]:
-    """Ports that nothing listens on now."""
-    with ExitStack() as stack:
-        held = [stack.enter_context(closing(socket.socket())) for _ in range(count)]
-        for each in held:
-            each.bind((_HOST, 0))
-        return [each.getsockname()[1] for each in held]
